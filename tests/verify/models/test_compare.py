@@ -12,11 +12,13 @@ from torch.utils.checkpoint import checkpoint
 import hotrow
 from hotrow import HotrowError
 from hotrow.cli.model_report import to_text
-from hotrow.onehot.rules import products
+from hotrow.onehot.parts import Field
+from hotrow.onehot.rules import contraction, losses, products
 from hotrow.verify.models.compare import compare_models
 from hotrow.verify.models.products import ProductCounter
 from hotrow.verify.models.splice import ProductSplice
 from hotrow.verify.models.trial import Inputs, Trial
+from hotrow.verify.models.truth import is_as_close
 
 pytestmark = pytest.mark.usefixtures("small_tables")
 
@@ -245,6 +247,88 @@ def test_computed_weight_is_inconclusive_if_rows_add_up():
     assert "different" not in verdicts(found).values()
 
 
+class Sums(nn.Module):
+    """Sums rows by id; the rows and the scores are parameters."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.rows = nn.Parameter(torch.randn(5000, 64, generator=generator))
+        self.scores = nn.Parameter(torch.rand(5000, 500, generator=generator))
+        self.register_buffer("codes", torch.zeros(500, 64))
+
+    def encode(self, ids):
+        return F.one_hot(ids, 500).to(self.rows.dtype)
+
+    def forward(self, ids):
+        return self.encode(ids).T @ self.rows
+
+
+class Weighted(Sums):
+    def forward(self, ids):
+        return (self.encode(ids) * self.scores).T @ self.rows
+
+
+class Equation(Sums):
+    def forward(self, ids):
+        return torch.einsum("nd,nc->dc", self.rows, self.encode(ids))
+
+
+class Averages(Sums):
+    def forward(self, ids):
+        x = self.encode(ids)
+        with torch.no_grad():
+            means = (x.T @ self.rows) / x.sum(0).clamp(min=1)[:, None]
+            self.codes.mul_(0.9).add_(means, alpha=0.1)
+        return x @ self.codes
+
+
+class Totals(Sums):
+    def forward(self, ids):
+        return (self.encode(ids) * self.scores).sum(0)
+
+
+class Loss(Sums):
+    def forward(self, ids):
+        return F.cross_entropy(self.scores, self.encode(ids))
+
+
+# About 10 rows for each id, so that the rounding bound is tight.
+MANY_IDS = torch.randint(500, (5000,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("model", [Sums, Weighted, Equation, Averages])
+def test_sums_of_rows_by_id_are_equal_within_a_proven_bound(model):
+    found = run(model, MANY_IDS)
+    assert found
+    assert set(verdicts(found).values()) <= {"bitwise", "zeros", "rounding"}
+    assert not found.notes
+
+
+@pytest.mark.parametrize("model", [Totals, Loss])
+def test_results_without_a_bound_are_compared_with_a_float64_run(model):
+    found = run(model, MANY_IDS)
+    assert found
+    assert verdicts(found)["output"] in ("bitwise", "rounding")
+    if verdicts(found)["output"] == "rounding":
+        assert "the converted model is as close to a float64 run as the plain" in found.notes[0]
+
+
+def test_is_as_close_rejects_errors_larger_than_rounding():
+    truth = torch.linspace(1, 2, 50, dtype=torch.float64)
+    plain = truth.float()
+    other = torch.nextafter(plain, torch.tensor(3.0))
+    assert is_as_close(truth, plain, other)
+    wrong = plain.clone()
+    wrong[7] *= 1 + 2**-18
+    assert not is_as_close(truth, plain, wrong)
+    wrong[7] = torch.nan
+    assert not is_as_close(truth, plain, wrong)
+    assert not is_as_close(truth, plain * (1 + 2**-10), plain)  # could hide an error
+    assert not is_as_close(None, plain, other)
+    assert not is_as_close(truth, truth, truth)  # float64 is not a reference for float64
+
+
 def test_amplified_rounding_is_inconclusive():
     class Steep(Fields):
         def forward(self, ids, features):
@@ -317,6 +401,35 @@ def test_wrong_one_hot_is_caught(monkeypatch):
     found = run(Policy, STATES)
     assert verdicts(found)["output"] == "different"
     assert found.verdict.startswith("NOT equal")
+
+
+SUM_CHANGES = CHANGES | {"off by one row": lambda rows: rows.roll(1, 0)}
+
+
+@pytest.mark.parametrize("change", SUM_CHANGES.values(), ids=SUM_CHANGES)
+def test_wrong_sum_of_rows_is_caught(monkeypatch, change):
+    real = contraction.scatter_rows
+    monkeypatch.setattr(contraction, "scatter_rows", lambda *given: change(real(*given)))
+    found = run(Sums, MANY_IDS)
+    assert found.verdict.startswith("NOT equal")
+    assert "different" in verdicts(found).values()
+    assert "rounding" not in verdicts(found).values()
+
+
+def test_buffer_off_by_one_row_is_caught(monkeypatch):
+    real = contraction.scatter_rows
+    monkeypatch.setattr(contraction, "scatter_rows", lambda *given: real(*given).roll(1, 0))
+    assert verdicts(run(Averages, MANY_IDS))["buffer codes"] == "different"
+
+
+def test_wrong_results_without_a_bound_are_not_equal(monkeypatch):
+    weights, reduced = Field.weights_or_ones, losses._reduced
+    monkeypatch.setattr(
+        Field, "weights_or_ones", lambda self, dtype: weights(self, dtype) * (1 + 2**-14)
+    )
+    monkeypatch.setattr(losses, "_reduced", lambda *given: reduced(*given) * (1 + 2**-14))
+    for model in (Totals, Loss):
+        assert not run(model, MANY_IDS)
 
 
 def test_row_missing_from_a_gradient_is_caught(monkeypatch):
@@ -533,6 +646,19 @@ def test_model_with_only_empty_outputs_raises():
     ) as it:
         run(Policy, STATES[:0])
     assert it.value.fix == "pass inputs with at least one element"
+
+
+def test_error_says_that_the_model_fixes_a_dtype():
+    class Fixed(Sums):
+        def encode(self, ids):
+            return F.one_hot(ids, 500).float()
+
+    with pytest.raises(HotrowError) as caught:
+        run(Fixed().double(), MANY_IDS)
+    assert caught.value.fix.startswith("its parameters are float64, but its code seems to fix")
+    assert "write .to(z.dtype)" in caught.value.fix
+    with pytest.raises(HotrowError, match="pass arguments that it accepts"):
+        run(Fixed().double(), MANY_IDS.float())
 
 
 def test_error_names_the_arguments_that_the_model_accepts():

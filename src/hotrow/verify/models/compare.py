@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -54,14 +55,18 @@ def compare_models(
     Results are equal if they have the same bits, or differ only in the sign of zeros. Results are
     equal within rounding if both of these conditions hold:
 
-    - Each lookup differs from its one-hot product by at most the rounding bound for adding the same
-      terms in another order.
-    - With the one-hot products in place of the lookups, the converted model's results have the same
-      bits as the plain model's. Only sums in the weights' gradients may differ, by at most the
-      rounding bound.
+    - Each lookup, and each other product of a one-hot with a dense tensor, differs from the dense
+      product by at most the rounding bound for adding the same terms in another order.
+    - With the dense products in place of those computed from the ids, the converted model's results
+      have the same bits as the plain model's. Only sums in the weights' gradients may differ, by at
+      most the rounding bound.
 
-    Otherwise, a small difference is inconclusive. This happens, for example, if a weight is
-    computed from other parameters, or if the model is not deterministic or amplifies rounding.
+    If no rounding bound is known, for example for a sum of weighted one-hots over the batch, the
+    plain model also runs in float64. Results are then equal within rounding if the error of each
+    value exceeds the plain model's largest error by at most 2 ulp, and a note says so.
+
+    Otherwise, a small difference is inconclusive. This happens, for example, if the model doesn't
+    run in float64, is not deterministic, or amplifies rounding.
 
     Args:
         model: a module, or a function that returns a module. The module is copied, so it doesn't
@@ -131,7 +136,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
             raise
         raise HotrowError(
             f"{trial.name} fails on these inputs ({trial.inputs.description}): {one_line(error)}",
-            fix=f"pass arguments that it accepts{_signature_text(trial.model)}",
+            fix=_fix_for(error, trial.model),
         ) from error
     if not expected:
         raise HotrowError(
@@ -203,6 +208,22 @@ def _check_model(model: Any, name: str) -> None:
                 f"{name} is already converted ({where})",
                 fix="pass a model that is not converted",
             )
+
+
+def _fix_for(error: Exception, model: nn.Module) -> str:
+    """Return what to do if the plain model raises this error."""
+    dtypes = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    if _DTYPE_ERROR.search(str(error)) and dtypes - {torch.float32}:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        return (
+            f"its parameters are {names}, but its code seems to fix another dtype, for example in "
+            "F.one_hot(x, V).float(); write .to(z.dtype), where z is the tensor that the one-hot "
+            "multiplies, or compare the model in float32"
+        )
+    return f"pass arguments that it accepts{_signature_text(model)}"
+
+
+_DTYPE_ERROR = re.compile(r"\bdtype\b|scalar type|data type")
 
 
 def _signature_text(model: nn.Module) -> str:

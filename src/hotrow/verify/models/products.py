@@ -1,4 +1,4 @@
-"""Intercept the one-hot products that a converted model computes as lookups."""
+"""Intercept the one-hot products that a converted model computes from the ids."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Product:
         kwargs: the keyword arguments of the call.
         x: the one-hot among the arguments.
         autocast_dtype: the dtype of products under autocast; None without autocast.
+        is_lookup: whether hotrow looked up rows of a weight. Otherwise, the product is another
+            contraction with a dense tensor, such as the sum of rows by id `x.T @ rows`.
     """
 
     func: Any
@@ -36,6 +38,7 @@ class Product:
     kwargs: dict[str, Any]
     x: OneHot
     autocast_dtype: torch.dtype | None
+    is_lookup: bool
 
     @property
     def name(self) -> str:
@@ -52,7 +55,7 @@ class Product:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The weight, and the bias if there is one."""
+        """The dense tensors: the weight and the bias of a lookup, or the other factor."""
         other_input = self.other_input
         found = find_instances((self.args, self.kwargs), Tensor)
         return [t for t in found if not isinstance(t, OneHot) and t is not other_input]
@@ -76,29 +79,45 @@ class Multiplications:
 
 
 class ProductMode(TorchFunctionMode):
-    """A torch function mode that intercepts each product that the model computes as a lookup."""
+    """A torch function mode that intercepts the products that the model computes from the ids."""
 
     @never_compile_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and pass its result to `on_product` if the call was a lookup."""
+        """Call the function, and pass its result to the method for this kind of call."""
         kwargs = kwargs or {}
         x = next(find_instances((args, kwargs), OneHot), None)
-        lookups = 0 if x is None else _count_lookups(x)
+        before = _counts(x)
         result = func(*args, **kwargs)
-        if x is None or _count_lookups(x) == lookups:
+        lookups, contractions = (a - b for a, b in zip(_counts(x), before, strict=True))
+        if x is None or not (lookups or contractions):
             self.on_other_call(func, args, kwargs)
             return result
         device = x.cached_device.type
         casts = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if casts else None
-        return self.on_product(Product(func, args, kwargs, x, dtype), result)
+        product = Product(func, args, kwargs, x, dtype, bool(lookups))
+        if lookups:
+            return self.on_lookup(product, result)
+        self.on_other_call(func, args, kwargs)
+        tensors = list(find_instances((args, kwargs), Tensor))
+        if product.name in _CONTRACTIONS and len(tensors) == 2 and len(product.weights) == 1:
+            return self.on_contraction(product, result)
+        return result
 
     def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
         """Handle a call that is not a lookup."""
 
-    def on_product(self, product: Product, result: Tensor) -> Tensor:
+    def on_lookup(self, product: Product, result: Tensor) -> Tensor:
         """Handle a lookup, and return the result that the model continues with."""
         raise NotImplementedError
+
+    def on_contraction(self, product: Product, result: Tensor) -> Tensor:
+        """Handle another product of a one-hot with a dense tensor; return the result to use."""
+        return result
+
+
+# The functions whose result is a sum of products of two tensors. `addmm` also adds a third tensor.
+_CONTRACTIONS = {"matmul", "mm", "bmm", "mv", "dot", "einsum", "tensordot"}
 
 
 class ProductCounter(ProductMode):
@@ -114,7 +133,7 @@ class ProductCounter(ProductMode):
         super().__init__()
         self.plain, self.converted = Multiplications(), Multiplications()
 
-    def on_product(self, product: Product, result: Tensor) -> Tensor:
+    def on_lookup(self, product: Product, result: Tensor) -> Tensor:
         """Count the multiplications and return the result."""
         x, other_input = product.x, product.other_input
         per_column = result.numel() * (1 if other_input is None else other_input.shape[-1])
@@ -137,6 +156,8 @@ class ProductCounter(ProductMode):
         return result
 
 
-def _count_lookups(x: OneHot) -> int:
-    """Count the lookups of all one-hots that share an origin with `x`."""
-    return sum(sum(origin.product_counts.values()) for origin in x.origins)
+def _counts(x: OneHot | None) -> tuple[int, int]:
+    """Count the lookups and contractions of all one-hots that share an origin with `x`."""
+    origins = frozenset() if x is None else x.origins
+    lookups = sum(sum(origin.product_counts.values()) for origin in origins)
+    return lookups, sum(origin.contraction_count for origin in origins)

@@ -1,7 +1,8 @@
-"""Run a converted model with its lookups replaced by dense products.
+"""Run a converted model with its lookups and sums of rows replaced by dense products.
 
 With the dense products, the rest of the model computes the same bits as the plain model. Only the
-lookups can differ, and each lookup is compared with its product on the same inputs.
+lookups and the sums of rows by id can differ, and each of them is compared with its product on the
+same inputs.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from hotrow.verify.models.products import Product, ProductMode, TensorMap
 class ProductSplice(ProductMode):
     """Compares each lookup with its dense product, and lets the model continue with the product.
 
-    If a weight is a parameter or a view of a parameter, its gradient comes from the lookup. All
-    other gradients come from the product. After the backward pass, `finish` compares the gradients
-    of lookups and products, and `gradient_bound` bounds the rounding errors in the weights'
-    gradients.
+    Other products of a one-hot with a dense tensor, such as the sum of rows by id `x.T @ rows`, are
+    also compared and replaced. Their gradients come from the dense product.
+
+    If a looked-up weight is a parameter or a view of a parameter, its gradient comes from the
+    lookup. All other gradients come from the product. After the backward pass, `finish` compares
+    the gradients of lookups and products, and `gradient_bound` bounds the rounding errors in the
+    weights' gradients.
 
     Attributes:
         agreements: one `Agreement` for each result of each product.
@@ -47,14 +51,9 @@ class ProductSplice(ProductMode):
         if func not in METADATA_FUNCTIONS:
             self._used_elsewhere.update(map(id, find_instances((args, kwargs), nn.Parameter)))
 
-    def on_product(self, product: Product, result: Tensor) -> Tensor:
+    def on_lookup(self, product: Product, result: Tensor) -> Tensor:
         """Compare the lookup with the product, and return the product."""
-        with torch.no_grad():
-            dense = product.run(lambda t: _to_plain(t).detach())
-        bound = self._result_bound(product, dense) if dense.is_floating_point() else None
-        if dense.is_floating_point():
-            self.epsilon = max(self.epsilon, torch.finfo(_coarsest_dtype(product, dense)).eps)
-        self.agreements.append(compare_any_tensors(f"{product.name}", result, dense, bound))
+        dense = self._compare_results(product, result)
         if not result.requires_grad:
             return dense
         dense = product.run(
@@ -63,6 +62,27 @@ class ProductSplice(ProductMode):
         lookup_axis = product.run(lambda t: t if _is_parameter_weight(product, t) else t.detach())
         spliced: Tensor = _SplicedGradient.apply(self, product, dense, lookup_axis)  # type: ignore[no-untyped-call]
         return spliced
+
+    def on_contraction(self, product: Product, result: Tensor) -> Tensor:
+        """Compare the result from the ids with the dense product, and return the product."""
+        dense = self._compare_results(product, result)
+        if not result.requires_grad:
+            return dense
+        dense = product.run(_to_plain)
+        dense.register_hook(  # type: ignore[no-untyped-call]
+            lambda gradient: self.record_gradient(product, gradient.clone())
+        )
+        return dense
+
+    def _compare_results(self, product: Product, result: Tensor) -> Tensor:
+        """Compare the result from the ids with the dense product, and return the product."""
+        with torch.no_grad():
+            dense = product.run(lambda t: _to_plain(t).detach())
+        bound = self._result_bound(product, dense) if dense.is_floating_point() else None
+        if dense.is_floating_point():
+            self.epsilon = max(self.epsilon, torch.finfo(_coarsest_dtype(product, dense)).eps)
+        self.agreements.append(compare_any_tensors(f"{product.name}", result, dense, bound))
+        return dense
 
     def record_gradient(self, product: Product, gradient: Tensor) -> None:
         """Record the gradient of a product's result."""
@@ -146,7 +166,7 @@ class ProductSplice(ProductMode):
                 return transform(t.detach()) if t.is_floating_point() else t
 
             parts = unflatten(map(replace, tensors), layout)
-            x = OneHot(parts, dtype or product.x.cached_dtype)
+            x = OneHot(parts, dtype or product.x.cached_dtype, layout=product.x.axis_layout)
             result = product.run(
                 lambda t: (x.materialize() if dense else x) if t is product.x else replace(t)
             )
@@ -274,7 +294,9 @@ def _to_plain(t: Tensor) -> Tensor:
 
 def _is_parameter_weight(product: Product, t: Tensor) -> bool:
     """Return whether `t` is a weight whose gradient flows to a parameter unchanged."""
-    if isinstance(t, OneHot) or t is product.other_input or not t.requires_grad:
+    if not product.is_lookup or isinstance(t, OneHot) or not t.requires_grad:
+        return False
+    if t is product.other_input:
         return False
     return _parameter_of(t) is not None
 

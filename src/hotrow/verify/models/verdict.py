@@ -1,4 +1,4 @@
-"""Decide whether two runs are equal bit for bit, or provably equal up to rounding."""
+"""Decide whether two runs are equal bit for bit, or equal within rounding."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hotrow.inputs.text import elide, one_line
 from hotrow.verify.agreement import Agreement, Verdict
 from hotrow.verify.models.splice import ProductSplice, compare_any_tensors
 from hotrow.verify.models.trial import Trial
+from hotrow.verify.models.truth import is_as_close, run_in_float64
 
 _VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = "bitwise", "zeros", "rounding", "unsure", "different"
 
@@ -78,6 +79,15 @@ def judge_results(
         else:
             unsure = is_near and not failed
             judgements.append(_with_verdict(each, "unsure" if unsure else "different"))
+    if spliced and not failed and any(each.verdict == "unsure" for each in judgements):
+        truths = run_in_float64(trial)
+        for i, each in enumerate(judgements):
+            if each.verdict == "unsure" and is_as_close(truths.get(each.name), *pairs[each.name]):
+                judgements[i] = _with_verdict(each, "rounding")
+                notes.append(
+                    f"{each.name}: no rounding bound is known, but the converted model is as close "
+                    "to a float64 run as the plain model"
+                )
     return judgements, notes
 
 

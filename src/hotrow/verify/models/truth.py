@@ -1,0 +1,54 @@
+"""Compare both models with a float64 run of the plain model, where no rounding bound is known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from hotrow.verify.models.trial import Inputs, Trial
+
+# The error of the plain model, relative to the largest value, up to which a float64 run tells an
+# error from rounding: this many eps, but at most `_MAX_ERROR`.
+_MAX_EPS, _MAX_ERROR = 64, 2**-10
+_SLACK_ULP = 2
+
+
+def run_in_float64(trial: Trial) -> dict[str, Tensor]:
+    """Run the plain model in float64; return its results, or {} if it doesn't run in float64."""
+
+    def widen(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+    args, kwargs = tree_map_only(Tensor, widen, (trial.inputs.args, trial.inputs.kwargs))
+    try:
+        side = dataclasses.replace(trial, inputs=Inputs(args, kwargs)).make_plain()
+        side.model.double()
+        return side.compute_results()
+    except Exception:  # for example, if the model's code fixes a dtype
+        return {}
+
+
+def is_as_close(truth: Tensor | None, plain: Tensor, converted: Tensor) -> bool:
+    """Return whether the converted model is as close to the float64 run as the plain model is.
+
+    The error of each value may exceed the largest error of the plain model by at most 2 ulp. The
+    result is false if the plain model's own error is so large that it could hide a wrong number.
+    """
+    if truth is None or truth.dtype != torch.float64 or truth.shape != plain.shape:
+        return False
+    if not plain.is_floating_point() or plain.dtype == torch.float64 or not truth.numel():
+        return False
+    if plain.shape != converted.shape or plain.dtype != converted.dtype:
+        return False
+    eps = torch.finfo(plain.dtype).eps
+    plain_error = float((plain.double() - truth).abs().max())
+    scale = float(truth.abs().max())
+    if not plain_error <= min(_MAX_EPS * eps, _MAX_ERROR) * scale:  # also false for NaN
+        return False
+    allowed = plain_error + _SLACK_ULP * eps * truth.abs()
+    return bool(((converted.double() - truth).abs() <= allowed).all())
