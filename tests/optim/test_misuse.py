@@ -91,3 +91,51 @@ def test_a_sparse_gradient_that_torch_supports_warns(name):
     with pytest.warns(UserWarning, match=r"call hotrow\.convert\(model\)"):
         optimizer.step()
     optimizer.step()
+
+
+def step_of(layer, ids, name="AdamW"):
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1)
+    layer(ids).sum().backward()
+    optimizer.step()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_a_large_embedding_without_convert_warns_once(name, monkeypatch):
+    monkeypatch.setattr("hotrow.optim.misuse.MIN_TABLE_ENTRIES", 90)
+    message = (
+        rf"the gradient of a \(30, 3\) parameter is zero except in 2 rows, but hotrow.optim.{name} "
+    )
+    with pytest.warns(UserWarning, match=message) as record:
+        step_of(nn.Embedding(30, 3), torch.tensor([1, 2, 2]), name)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: hotrow.convert(nn.Embedding(30, 3), min_entries=0),
+        lambda: nn.Embedding(29, 3),  # too small
+        lambda: nn.Embedding.from_pretrained(torch.ones(3, 30), freeze=False),  # 2 of 3 rows
+        lambda: nn.Sequential(nn.Embedding(3, 3), nn.Linear(3, 30)),
+    ],
+    ids=["converted", "small", "few rows", "linear"],
+)
+def test_no_warning_for_other_parameters(build, monkeypatch):
+    monkeypatch.setattr("hotrow.optim.misuse.MIN_TABLE_ENTRIES", 90)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step_of(build(), torch.tensor([1, 2, 2]))
+
+
+def test_no_warning_for_a_weight_that_becomes_a_table(monkeypatch):
+    monkeypatch.setattr("hotrow.optim.misuse.MIN_TABLE_ENTRIES", 90)
+    monkeypatch.setattr("hotrow.table.lookup.MIN_TABLE_ENTRIES", 90)
+    weight = nn.Parameter(torch.ones(30, 3))
+    optimizer = hotrow.optim.AdamW([weight])
+    (hotrow.one_hot(torch.tensor([1, 2]), 30, torch.float32) @ weight).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    assert isinstance(weight, Table)

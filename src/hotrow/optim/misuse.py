@@ -20,12 +20,14 @@ from torch.optim.optimizer import (
 )
 
 from hotrow.errors import HotrowError
+from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, frozen_tables, table_count
 from hotrow.table.stack import caller_stack_level
 
 # For each optimizer, the number of tables when it was last checked; -1 after a warning.
 _checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 _own_hooks: set[int] = set()  # ids of the hooks that this module registers
+_MAX_TOUCHED = 0.1  # the share of rows with a gradient
 _SUPPORT_SPARSE = torch.optim.SGD, torch.optim.Adagrad
 
 
@@ -141,3 +143,39 @@ def check_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:
                 return
             name = type(optimizer).__name__
             raise HotrowError(f"{found}, which {name} does not support", fix=fix)
+
+
+def warn_of_dense_embeddings(optimizer: torch.optim.Optimizer) -> None:
+    """Warn if a large dense gradient looks like that of an embedding that was not converted.
+
+    An optimizer doesn't know which module uses a parameter. But few gradients other than those of
+    an embedding are zero in almost all rows. The check reads the gradient once, in the first step.
+    In that step, updating the parameter takes much longer than the check.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if type(parameter) is not torch.nn.Parameter or type(gradient) is not Tensor:
+                continue
+            if parameter.ndim != 2 or parameter.numel() < MIN_TABLE_ENTRIES:
+                continue
+            if "lookup_axis" in parameter.__dict__:
+                continue  # this step turns it into a table
+            if gradient.layout is not torch.strided or _is_capturing(gradient):
+                continue
+            touched = int(gradient.any(1).sum())
+            if 0 < touched <= _MAX_TOUCHED * len(gradient):
+                name = type(optimizer).__name__
+                warnings.warn(
+                    f"the gradient of a {tuple(parameter.shape)} parameter is zero except in "
+                    f"{touched:,} rows, but hotrow.optim.{name} updates every row. If the "
+                    "parameter is the weight of an embedding, call hotrow.convert(model), so that "
+                    "a step updates only the touched rows",
+                    stacklevel=caller_stack_level(),
+                )
+                return
+
+
+def _is_capturing(gradient: Tensor) -> bool:
+    """Return whether a CUDA graph is being captured, so that no value can be read."""
+    return gradient.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -29,7 +29,12 @@ from hotrow.optim.loading import (
     check_structure,
     saved_tables,
 )
-from hotrow.optim.misuse import check_sparse_gradients, has_hooks, warn_of_missing_state
+from hotrow.optim.misuse import (
+    check_sparse_gradients,
+    has_hooks,
+    warn_of_dense_embeddings,
+    warn_of_missing_state,
+)
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
@@ -193,6 +198,7 @@ class RowOptimizer(_Optimizer):
             tables = self._tables()
             if not self._count:
                 check_sparse_gradients(self)
+                warn_of_dense_embeddings(self)
             self._count += 1
             if tables:
                 with torch.no_grad():
