@@ -91,6 +91,8 @@ def _check_blocks(status: os.stat_result) -> None:
 
 def _shape(file: Any, name: str) -> tuple[int, ...]:
     """Return the shape of an array without reading it."""
+    if name not in file.keys():  # noqa: SIM118
+        raise ValueError(f"it has no array {name!r}")
     return tuple(file.get_slice(name).get_shape())
 
 
