@@ -35,6 +35,7 @@ def run(run_hotrow: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run
         file.truncate(1 << 40)
     (tmp_path / "models.py").write_text(
         "import torch\ndef build(): return torch.nn.Embedding(3, 2)\n"
+        "def batch(): return torch.tensor([1, 2])\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -252,6 +253,39 @@ def test_count_of_many_digits_is_an_error(run: Run, option: str, digits: int) ->
     assert (found.code, found.out) == (2, "")
     assert f"{option} '111" in found.err
     assert "is not an integer from 1 to" in found.err
+
+
+LONG_VALUES = {
+    "compare --budget=": "--budget '1111",
+    "compare --device=cuda:": "--device 'cuda:1111",
+    "check --optimizer SGD --device=cuda:": "--device 'cuda:1111",
+    "bench --device=cuda:": "--device 'cuda:1111",
+}
+
+
+@pytest.mark.parametrize("command", LONG_VALUES)
+def test_long_number_in_a_value_is_an_error_that_shows_its_start(run: Run, command: str) -> None:
+    found = run(*(command + "1" * 5000).split())
+    assert (found.code, found.out) == (2, "")
+    assert f"Error: {LONG_VALUES[command]}" in found.err
+    assert len(found.err) < 200
+
+
+SEEDS = {
+    "compare models:build --inputs models:batch": 2**64 - 1,
+    "check --optimizer Adam --steps 3 --rows 8 --columns 2 --ids 3 --scales 1": 2**53,
+}
+
+
+@pytest.mark.parametrize("command", SEEDS)
+def test_seed_that_torch_rejects_is_an_error_that_names_the_option(run: Run, command: str) -> None:
+    largest = SEEDS[command]
+    assert run(*command.split(), "--seed", str(largest)).code == 0
+    for seed in (largest + 1, 2**64, 10**30):
+        found = run(*command.split(), "--seed", str(seed))
+        assert (found.code, found.out) == (2, "")
+        assert "Invalid value for '--seed'" in found.err
+        assert f"less than or equal to {largest}" in found.err
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "-5", "²", "", "9" * 30, "x"])
