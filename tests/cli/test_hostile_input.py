@@ -333,6 +333,7 @@ def test_streams_that_cannot_be_used_are_errors(run: Run, tmp_path: Path) -> Non
         ("1>/dev/full --version", full),
         ("1>/dev/full check --help", full),
         (f"1> {TABLE} --ids 1", "standard output is closed"),
+        ("1> --help", "standard output is closed"),
         (f"0> {TABLE} --ids-file -", "standard input is closed"),
         (f"0>/dev/zero {TABLE} --ids-file -", "standard input is larger than 64 MB"),
         ("2>/dev/full compare --table absent", ""),
@@ -350,6 +351,21 @@ def test_streams_that_cannot_be_used_are_errors(run: Run, tmp_path: Path) -> Non
     assert len(problems) == len(expected), done.stderr
     for problem, reason in zip(problems, expected, strict=True):
         assert reason in problem
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "", "--version", "compare -h", "disk", "learn --save page.html"]
+)
+def test_closed_standard_output_is_an_error_before_anything_happens(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        found = run(*command.split())
+    assert found.code == 2
+    assert found.err.startswith("Error: standard output is closed\n  try: redirect it to a file")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_memory_of_the_lesson_does_not_depend_on_the_largest_id(run: Run, tmp_path: Path) -> None:
