@@ -63,8 +63,8 @@ Exit code:
 """
 
 _MAX_SEED = 2**64 - 1  # the largest seed that torch accepts
-# A longer number is no useful size, and Python refuses to convert thousands of digits.
-_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kMGT]?)(i?)B?\s*", re.IGNORECASE)
+# Python refuses to convert numbers of more than 4300 digits, or of a lower limit, at least 640.
+_SIZE = re.compile(r"\s*([0-9]{1,600}(?:\.[0-9]{1,600})?)\s*([kMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
