@@ -71,6 +71,7 @@ def test_the_wheel_works_alone(tmp_path):
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
     assert "hotrow/py.typed" in names
+    assert "_hotrow_command.py" in names
     assert "hotrow/cli/templates/report.html" in names
     lesson = Path(hotrow.__file__).parent / "lesson"
     sources = [path for path in lesson.rglob("*.*") if path.suffix != ".pyc"]

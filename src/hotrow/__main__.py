@@ -1,6 +1,6 @@
 """Run the `hotrow` command with `python -m hotrow`."""
 
-from hotrow.cli.main import main
+from _hotrow_command import main
 
 if __name__ == "__main__":
     main()

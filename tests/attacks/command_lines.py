@@ -102,14 +102,17 @@ NO_OPTION = (
     "weight_decay=-0.5",
 )
 NO_SCALES = ("", ",", "x", "0", "-1", "nan", "inf", "1,,2", "1e999", "1;2")
-NO_SIZE = ("", "x", "-1", "1XB", "nan", "1e9", "²", "1 2", "\0", "GB")
+NO_SIZE = ("", "x", "-1", "1XB", "nan", "1e9", "²", "1 2", "\0", "GB", "9" * 5000)
+NO_SEED = (*NO_NUMBER, "-1", str(2**64), str(10**30))
+NO_DEVICE = (*NO_WORD, "cuda:", "cuda:x", "cuda:-1", "cuda:١", "cuda:" + "9" * 5000)
 
 TABLE = {"--table": NO_TABLE, "--tensor": NO_WORD, "--tokenizer": NO_TOKENIZER}
 COUNTS = {"--rows": NO_COUNT, "--columns": NO_COUNT, "--ids": NO_COUNT}
 # Each valid command line, and the values that each of its options rejects. "" is the argument.
 COMMANDS: list[tuple[str, dict[str, tuple[str, ...]]]] = [
     ("compare --table one.safetensors --ids 1,2,1",
-     {**TABLE, "--ids": NO_IDS, "--budget": NO_SIZE, "--html": NO_OUTPUT}),
+     {**TABLE, "--ids": NO_IDS, "--budget": NO_SIZE, "--html": NO_OUTPUT,
+      "--device": NO_DEVICE}),
     ("compare --table one.safetensors --ids-file ids.txt --json",
      {**TABLE, "--ids-file": NO_IDS_FILE}),
     ("compare --table one.safetensors --tokenizer words.json --text the",
@@ -117,11 +120,11 @@ COMMANDS: list[tuple[str, dict[str, tuple[str, ...]]]] = [
     ("compare --table one.safetensors --tokenizer words.json --text-file text.txt",
      {**TABLE, "--text-file": (*NO_FILE, "empty", "random")}),
     ("compare models:build --inputs models:batch",
-     {"": NO_MODEL, "--inputs": NO_INPUTS, "--seed": (*NO_NUMBER, "-1", str(10**30)),
-      "--to": NO_WORD}),
+     {"": NO_MODEL, "--inputs": NO_INPUTS, "--seed": NO_SEED,
+      "--to": NO_WORD, "--device": NO_DEVICE}),
     ("check --optimizer SGD --steps 3 --rows 8 --columns 2 --ids 3 --scales 1",
      {"--optimizer": NO_WORD, "--set": NO_OPTION, "--steps": NO_COUNT, "--scales": NO_SCALES,
-      "--seed": (*NO_NUMBER, "-1", str(10**30)), **COUNTS}),
+      "--seed": NO_SEED, "--device": NO_DEVICE, **COUNTS}),
     ("learn --no-open",
      {"--lang": NO_WORD, "--save": NO_OUTPUT,
       "--times": (*NO_FILE, "empty", "random", "words.json", "deep.json", "one.safetensors")}),
@@ -136,7 +139,7 @@ COMMANDS: list[tuple[str, dict[str, tuple[str, ...]]]] = [
 BENCH = ("bench --rows 100 --columns 2 --ids 3",
          {**COUNTS, "--threads": NO_COUNT, "--dtype": NO_WORD, "--optimizer": NO_WORD,
           "--zipf": ("", "x", "nan", "inf", "-1", "1e999"), "--json": NO_OUTPUT,
-          "--device": NO_WORD})  # fmt: skip
+          "--device": NO_DEVICE})  # fmt: skip
 EXTRA = ("--no-such-option", "--", "extra", "-", "--json=1", "\u202e", "\x1b]0;x\x07", "-h=3")
 # Values that may be accepted or rejected.
 ODD = (

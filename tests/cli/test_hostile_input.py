@@ -35,6 +35,7 @@ def run(run_hotrow: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run
         file.truncate(1 << 40)
     (tmp_path / "models.py").write_text(
         "import torch\ndef build(): return torch.nn.Embedding(3, 2)\n"
+        "def batch(): return torch.tensor([1, 2])\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -254,6 +255,39 @@ def test_count_of_many_digits_is_an_error(run: Run, option: str, digits: int) ->
     assert "is not an integer from 1 to" in found.err
 
 
+LONG_VALUES = {
+    "compare --budget=": "--budget '1111",
+    "compare --device=cuda:": "--device 'cuda:1111",
+    "check --optimizer SGD --device=cuda:": "--device 'cuda:1111",
+    "bench --device=cuda:": "--device 'cuda:1111",
+}
+
+
+@pytest.mark.parametrize("command", LONG_VALUES)
+def test_long_number_in_a_value_is_an_error_that_shows_its_start(run: Run, command: str) -> None:
+    found = run(*(command + "1" * 5000).split())
+    assert (found.code, found.out) == (2, "")
+    assert f"Error: {LONG_VALUES[command]}" in found.err
+    assert len(found.err) < 200
+
+
+SEEDS = {
+    "compare models:build --inputs models:batch": 2**64 - 1,
+    "check --optimizer Adam --steps 3 --rows 8 --columns 2 --ids 3 --scales 1": 2**53,
+}
+
+
+@pytest.mark.parametrize("command", SEEDS)
+def test_seed_that_torch_rejects_is_an_error_that_names_the_option(run: Run, command: str) -> None:
+    largest = SEEDS[command]
+    assert run(*command.split(), "--seed", str(largest)).code == 0
+    for seed in (largest + 1, 2**64, 10**30):
+        found = run(*command.split(), "--seed", str(seed))
+        assert (found.code, found.out) == (2, "")
+        assert "Invalid value for '--seed'" in found.err
+        assert f"less than or equal to {largest}" in found.err
+
+
 @pytest.mark.parametrize("columns", ["0", "1", "-5", "²", "", "9" * 30, "x"])
 def test_report_is_complete_for_any_width_of_the_terminal(
     run: Run, monkeypatch: pytest.MonkeyPatch, columns: str
@@ -299,6 +333,7 @@ def test_streams_that_cannot_be_used_are_errors(run: Run, tmp_path: Path) -> Non
         ("1>/dev/full --version", full),
         ("1>/dev/full check --help", full),
         (f"1> {TABLE} --ids 1", "standard output is closed"),
+        ("1> --help", "standard output is closed"),
         (f"0> {TABLE} --ids-file -", "standard input is closed"),
         (f"0>/dev/zero {TABLE} --ids-file -", "standard input is larger than 64 MB"),
         ("2>/dev/full compare --table absent", ""),
@@ -316,6 +351,21 @@ def test_streams_that_cannot_be_used_are_errors(run: Run, tmp_path: Path) -> Non
     assert len(problems) == len(expected), done.stderr
     for problem, reason in zip(problems, expected, strict=True):
         assert reason in problem
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "", "--version", "compare -h", "disk", "learn --save page.html"]
+)
+def test_closed_standard_output_is_an_error_before_anything_happens(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        found = run(*command.split())
+    assert found.code == 2
+    assert found.err.startswith("Error: standard output is closed\n  try: redirect it to a file")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_memory_of_the_lesson_does_not_depend_on_the_largest_id(run: Run, tmp_path: Path) -> None:

@@ -376,6 +376,32 @@ def test_chinese_figures_are_in_chinese(kind, ids):
         assert "词元（token）" in words
 
 
+def chinese_descriptions():
+    """Yield the descriptions of Chinese figures of every kind."""
+    for kind in TABLE_KINDS:
+        for ids in ([3], [3, 1, 3], [9, 8, 7, 6, 5, 4, 3, 2], []):
+            if kind == "product" and len(ids) != 1:
+                continue
+            tokens = ["词"] * len(ids)
+            table = torch.ones(40, 2)
+            yield kind, draw_kind(kind, table, column_ids(ids), tokens=tokens, lang="zh-CN")
+    yield "cost", figure("cost", D=256, N=100, measured=[(10, 1, 2)], lang="zh-CN")
+    name = "steps that rows have missed"
+    statistics = Statistics(12, 10, 2, 0, 0, 0, name, ((0, 0, 3), (1, 3, 9)))
+    yield "idle", figure("idle", statistics=statistics, lang="zh-CN")
+
+
+def test_chinese_descriptions_have_chinese_punctuation_and_full_sentences():
+    kinds = set()
+    for kind, drawn in chinese_descriptions():
+        kinds.add(kind)
+        [description] = ParsedFigure(drawn).words("desc")
+        mixed = "[\u4e00-\u9fff）。，：；][.,:;]|[.,:;][\u4e00-\u9fff]|[。，：；] |个[0-9]"
+        assert re.findall(f".{{0,9}}(?:{mixed}).{{0,9}}", description) == [], kind
+        assert description.endswith("。"), kind
+    assert kinds == {*TABLE_KINDS, "cost", "idle"}
+
+
 def test_both_languages_have_the_same_keys_and_placeholders():
     assert sorted(WORDS) == ["en", "zh-CN"]
     assert WORDS["en"].keys() == WORDS["zh-CN"].keys()

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from playwright.sync_api import Error, Page, expect
+from torch.overrides import TorchFunctionMode
 
 from hotrow import lesson
 from hotrow.errors import HotrowError
@@ -20,6 +21,7 @@ from hotrow.figures.figure import figure
 from hotrow.inputs import examples
 from hotrow.inputs.text import format_number
 from hotrow.inputs.tokenizer import Tokens
+from hotrow.lesson.excerpt import MAX_COLUMNS, _find_non_finite_rows
 from hotrow.lesson.page import escape_json
 from tests.support.browser import OpenPage, RecordedPage
 from tests.support.exhaustive import exhaustive, grid
@@ -793,6 +795,34 @@ def test_rows_outside_the_excerpt_are_searched_for_inf_and_nan(
     assert (found.non_finite_count, found.first_non_finite) == (1, 3)
     table[999, 0] = table[500, 6] = torch.nan
     assert (lesson.user_excerpt(tokens, table).non_finite_count, found.first_non_finite) == (3, 3)
+
+
+class LargestIsFinite(TorchFunctionMode):
+    """Record the largest number of values that `isfinite` gets at a time."""
+
+    largest = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.isfinite:
+            self.largest = max(self.largest, args[0].numel())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("shape", [(30, 7), (3, 95), (1, 1000), (100, 1)])
+def test_wide_and_tall_tables_are_searched_in_blocks_of_limited_size(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("hotrow.lesson.excerpt._CHUNK", 40)
+    table = torch.zeros(shape)
+    last = shape[0] - 1
+    with LargestIsFinite() as mode:
+        assert _find_non_finite_rows(table, [0]) == (0, None)
+        table[last, -1] = torch.nan
+        expected = (0, None) if shape[1] <= MAX_COLUMNS and last == 0 else (1, last)
+        assert _find_non_finite_rows(table, [0]) == expected
+        table[last, :] = torch.inf  # several blocks of the same row
+        assert _find_non_finite_rows(table, [0]) == expected
+    assert 0 < mode.largest <= 40
 
 
 def test_values_beyond_float32_raise_and_rounding_is_reported() -> None:

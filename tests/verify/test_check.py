@@ -484,3 +484,37 @@ def test_only_sides_py_imports_the_reference():
         if "import reference" in path.read_text() or "hotrow.verify.reference" in path.read_text()
     ]
     assert importers == ["sides.py"]
+
+
+COMPARE_MODELS = (
+    "to compare a model before and after convert, run hotrow compare MODEL --inputs BATCH, such as "
+    "hotrow compare models:build --inputs models:batch"
+)
+
+
+@pytest.mark.parametrize(
+    ("side", "ids", "message"),
+    [
+        (nn.Sequential(nn.Embedding(7, 3)), IDS, "check cannot compare a Sequential, only a table"),
+        (
+            nn.Sequential(nn.Embedding(7, 3)),
+            (IDS, torch.ones(2, 4)),
+            "check cannot compare a Sequential, only a table or one of the layers Linear, Emb",
+        ),
+        (nn.Embedding(7, 3), (IDS, torch.ones(2)), "ids is a tuple of tensors, but the ids of a"),
+        (nn.Embedding(7, 3), [IDS, IDS], "ids is a list of tensors, but the ids of a layer must"),
+        (nn.Embedding(7, 3), {"ids": IDS}, "ids is a dict of tensors, but the ids of a layer must"),
+    ],
+    ids=["model", "model and arguments", "tuple", "list", "dict"],
+)
+def test_error_for_a_whole_model_names_the_command_that_compares_models(side, ids, message):
+    for a, b in ((side, side), (torch.ones(7, 3), side)):
+        with pytest.raises(HotrowError) as caught:
+            check(a, b, ids)
+        assert caught.value.problem.startswith(message)
+        assert COMPARE_MODELS in caught.value.fix
+
+
+def test_list_of_single_ids_is_checked():
+    table = torch.randn(7, 3)
+    assert check(table, nn.Embedding.from_pretrained(table), [IDS[0, 0], IDS[0, 1]])

@@ -40,6 +40,8 @@ Exit code:
 """
 
 _SCALES = ",".join(f"{scale:g}" for scale in SCALES)
+# Each step has its own seed, about 1000 times this one; torch accepts seeds below 2**64.
+_MAX_SEED = 2**53
 
 
 def check_command(
@@ -73,7 +75,10 @@ def check_command(
         str, typer.Option(help="Gradient scales, separated by commas.", metavar="SCALES")
     ] = _SCALES,
     seed: Annotated[
-        int, typer.Option(help="Seed for the table, ids and gradients.", min=0, metavar="N")
+        int,
+        typer.Option(
+            help="Seed for the table, ids and gradients.", min=0, max=_MAX_SEED, metavar="N"
+        ),
     ] = 0,
     device: Device = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

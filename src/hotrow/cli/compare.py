@@ -62,6 +62,10 @@ Exit code:
   0 equal, 1 not equal, 2 invalid input, 3 internal error
 """
 
+_MAX_SEED = 2**64 - 1  # the largest seed that torch accepts
+# Python refuses to convert numbers of more than 4300 digits, or of a lower limit, at least 640.
+_SIZE = re.compile(r"\s*([0-9]{1,600}(?:\.[0-9]{1,600})?)\s*([kMGT]?)(i?)B?\s*", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class _IdSource:
@@ -103,7 +107,12 @@ def compare_command(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed for the model's random numbers; default 0.", min=0, metavar="N"),
+        typer.Option(
+            help="Seed for the model's random numbers; default 0.",
+            min=0,
+            max=_MAX_SEED,
+            metavar="N",
+        ),
     ] = None,
     to: Annotated[
         str | None,
@@ -325,10 +334,10 @@ def parse_size(text: str) -> int:
     >>> parse_size("2GiB"), parse_size("1.5 kB")
     (2147483648, 1500)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    match = _SIZE.fullmatch(text)
     if match is None:
         raise HotrowError(
-            f"--budget {text!r} is not a size", fix="use a size such as 500MB or 2GiB"
+            f"--budget {text!r:.60} is not a size", fix="use a size such as 500MB or 2GiB"
         )
     number, unit, binary = match.groups()
     power = " kmgt".index(unit.lower() or " ")

@@ -15,7 +15,7 @@ from hotrow.cli.check import CHECK_HELP, check_command
 from hotrow.cli.compare import COMPARE_HELP, compare_command
 from hotrow.cli.disk import disk_app
 from hotrow.cli.learn import LEARN_HELP, learn_command
-from hotrow.cli.terminal import BROKEN, EQUAL, UNUSABLE, write_output
+from hotrow.cli.terminal import BROKEN, EQUAL, UNUSABLE, check_output_is_open, write_output
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import escape_unprintable
 
@@ -67,6 +67,7 @@ def main() -> None:
 def run_app(app: typer.Typer) -> None:
     """Run the app and exit with its exit code; print errors without a traceback."""
     try:
+        check_output_is_open()  # typer would print the help to a closed stream without an error
         sys.exit(app(standalone_mode=True))
     except SystemExit as stop:
         # typer writes the help itself. If the pipe is closed, it exits with 1, which is also the

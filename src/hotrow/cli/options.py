@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import torch
@@ -29,11 +30,10 @@ Device = Annotated[
 
 def check_device(device: str) -> None:
     """Raise HotrowError unless the device is cpu, or a GPU that torch can use."""
-    kind, _, index = device.partition(":")
-    is_valid = device == "cpu" or (kind == "cuda" and (not index or index.isdecimal()))
-    if not is_valid:
+    match = re.fullmatch("cpu|cuda(?::([0-9]{1,3}))?", device)
+    if match is None:
         raise HotrowError(f"--device {device!r:.60} is not supported", fix="use cpu or cuda")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+    if device != "cpu" and int(match[1] or 0) >= torch.cuda.device_count():
         raise HotrowError(
             f"--device {device}: torch finds {torch.cuda.device_count()} CUDA devices",
             fix="use --device cpu, or install torch with CUDA on a computer with an NVIDIA GPU",

@@ -20,15 +20,18 @@ PROGRESS_DELAY = 2.0  # seconds
 _MIN_COLUMNS, _MAX_COLUMNS = 40, 240  # limits for the width of a report
 
 
+def check_output_is_open() -> None:
+    """Raise `HotrowError` if standard output is closed; call this before a command starts."""
+    if sys.stdout is None:
+        raise HotrowError("standard output is closed", fix="redirect it to a file or to /dev/null")
+
+
 def write_output(text: str) -> None:
     """Write to standard output; escape unencodable characters, and ignore a closed pipe.
 
     Raises:
-        HotrowError: standard output is closed.
         OSError: standard output can't be written.
     """
-    if sys.stdout is None:
-        raise HotrowError("standard output is closed", fix="redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

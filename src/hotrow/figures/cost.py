@@ -68,7 +68,7 @@ def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawin
         )
 
     sizes_text = translate("sizes", ids=f"{N:,}", columns=f"{D:,}")
-    description = [f"{sizes_text}."]
+    description = [translate("sentence", text=sizes_text)]
     cells = [
         svg.label(svg.MARGIN, svg.MARGIN, translate("cost"), "bold", svg.TITLE),
         svg.label(svg.MARGIN, svg.MARGIN + 28, sizes_text),
@@ -77,7 +77,7 @@ def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawin
     x, top = float(svg.MARGIN), svg.MARGIN + 102.0
     for panel in panels:
         x = _panel(panel, x, top, range(first, last + 1), translate, cells, curves) + PANEL_GAP
-        description.append(f"{translate(panel.key)}:")
+        description.append(translate("heading", text=translate(panel.key)))
         for V, *values in panel.points if panel.marked else panel.points[::POINTS_PER_DECADE]:
             matmul, lookup = map(panel.format_value, values)
             description.append(translate("at", V=f"{V:,}", matmul=matmul, lookup=lookup))
@@ -85,7 +85,7 @@ def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawin
     constant = translate("constant")
     cells.append(svg.label(svg.MARGIN, bottom + svg.GAP, constant, "muted", svg.SMALL))
     description.append(constant)
-    return svg.Drawing(translate("cost"), " ".join(description), cells, [], curves)
+    return svg.Drawing(translate("cost"), translate("space").join(description), cells, [], curves)
 
 
 def _check_measured(measured: Any) -> list[Point]:

@@ -76,7 +76,7 @@ def draw_gradient(
         *svg.grid(into_x, top - svg.ROW, [into_head, *into_lines], into_label, into_fitted),
     ]
     arrows = []
-    description = [f"{from_heading}. {into_heading}."]
+    description = [translate("sentence", text=text) for text in (from_heading, into_heading)]
     row_y = {span.start: top + svg.ROW * (place + 0.5) for place, span in enumerate(spans)}
     for place, (row, token) in enumerate(zip(shown, tokens, strict=True)):
         y = top + place * svg.PITCH
@@ -92,14 +92,14 @@ def draw_gradient(
         *values, added = texts[row]
         description.append(translate("holds", row=row, values=", ".join(values), uses=added))
     if note:
-        description.append(note)
+        description.append(translate("sentence", text=note))
         y = top + len(shown) * svg.PITCH
         cells.append(svg.label(svg.MARGIN, y, note, "muted", svg.SMALL))
     untouched = translate("untouched", rows - len(touched), rows=f"{rows:,}")
     description.append(untouched)
     lines = max((len(shown) + bool(note)) * svg.PITCH, len(spans) * svg.ROW)
     cells.append(svg.label(svg.MARGIN, top + lines + svg.GAP, untouched))
-    return svg.Drawing(translate("gradient"), " ".join(description), cells, arrows)
+    return svg.Drawing(translate("gradient"), translate("space").join(description), cells, arrows)
 
 
 def check_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def draw_idle(statistics: Any, translate: Translate) -> svg.Drawing:
         svg.label(svg.MARGIN, y + 60, name, "muted", svg.SMALL),
     ]
     y += 60 + svg.ROW
-    description = [f"{totals}.", f"{name}:"]
+    description = [translate("sentence", text=totals), translate("heading", text=name)]
     for text, (*_, rows) in zip(ranges, statistics.idle, strict=True):
         width = BAR_WIDTH * rows / largest
         number = svg.Cell(svg.MARGIN, y, left - svg.MARGIN, svg.ROW, text, "mono", anchor="end")
@@ -57,4 +57,4 @@ def draw_idle(statistics: Any, translate: Translate) -> svg.Drawing:
         cells += [number, *bar, svg.label(left + width + svg.GAP, y, f"{rows:,}", "mono")]
         description.append(translate("idle rows", rows, range=text))
         y += svg.ROW
-    return svg.Drawing(title, " ".join(description), cells, [])
+    return svg.Drawing(title, translate("space").join(description), cells, [])

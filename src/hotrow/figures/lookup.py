@@ -55,7 +55,7 @@ def draw_lookup(table: Tensor, ids: Tensor, tokens: list[str], translate: Transl
         *svg.grid(output_x, top, outputs, label, fitted, svg.PITCH),
     ]
     arrows = []
-    description = [f"{table_heading}."]
+    description = [translate("sentence", text=table_heading)]
     row_y = {span.start: top + svg.ROW * (place + 0.5) for place, span in enumerate(spans)}
     for place, (row, token) in enumerate(zip(shown, tokens, strict=True)):
         y = top + place * svg.PITCH
@@ -70,11 +70,11 @@ def draw_lookup(table: Tensor, ids: Tensor, tokens: list[str], translate: Transl
         arrows.append((id_end, middle, table_x, via, hues[row]))
         arrows.append((table_end, via, output_x, middle, hues[row]))
     if note:
-        description.append(note)
+        description.append(translate("sentence", text=note))
         y = top + len(shown) * svg.PITCH
         cells += [svg.label(x, y, note, "muted", svg.SMALL) for x in (svg.MARGIN, output_x)]
     if shown:
         y = top + max((len(shown) + (omitted > 0)) * svg.PITCH, len(spans) * svg.ROW) + svg.GAP
         counting = translate("counting", shown[0] + 1, row=shown[0])
         cells.append(svg.label(svg.MARGIN, y, counting, "muted", svg.SMALL))
-    return svg.Drawing(translate("lookup"), " ".join(description), cells, arrows)
+    return svg.Drawing(translate("lookup"), translate("space").join(description), cells, arrows)

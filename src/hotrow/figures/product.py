@@ -67,9 +67,15 @@ def draw_product(
         svg.label(svg.MARGIN, sum_y + svg.ROW + svg.GAP, zero_count_text),
         svg.label(svg.MARGIN, sum_y + svg.ROW + svg.GAP + 24, explanation, "muted", svg.SMALL),
     ]
-    description = [f"{chosen}:", *(f"{' '.join(line.texts)};" for line in lines[1:])]
-    description += [f"{translate('sum')} = {total}.", zero_count_text, explanation]
-    return svg.Drawing(translate("product"), " ".join(description), cells, [])
+    sum_text = f"{translate('sum')} = {total}"
+    description = [
+        translate("heading", text=chosen),
+        *(translate("item", text=" ".join(line.texts)) for line in lines[1:]),
+        translate("sentence", text=sum_text),
+        zero_count_text,
+        explanation,
+    ]
+    return svg.Drawing(translate("product"), translate("space").join(description), cells, [])
 
 
 def _check_column(column: Any, columns: int) -> int:

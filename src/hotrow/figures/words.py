@@ -66,6 +66,10 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "touched": "{n} ever touched",
         "frozen": "{n} frozen",
         "comma": ", ",
+        "sentence": "{text}.",
+        "heading": "{text}:",
+        "item": "{text};",
+        "space": " ",
         "idle rows": ("{range}: {n} row.", "{range}: {n} rows."),
     },
     "zh-CN": {
@@ -117,6 +121,10 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "touched": "训练中用到过 {n} 行",
         "frozen": "已冻结 {n} 行",
         "comma": "，",
+        "sentence": "{text}。",
+        "heading": "{text}：",
+        "item": "{text}；",
+        "space": "",
         "idle rows": "{range}：{n} 行。",
     },
 }

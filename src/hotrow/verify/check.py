@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids
 from hotrow.inputs.tables import check_table
+from hotrow.layers import OneHotLinear
 from hotrow.verify.agreement import Agreement, Bound, compare_tensors
 from hotrow.verify.bounds import operation_bounds, rounding_bounds
 from hotrow.verify.sides import (
+    LAYERS,
     Batch,
     OperationSides,
     Side,
@@ -167,6 +169,7 @@ def check(
 
     Source: C.-P. Jeannerod and S. M. Rump (2013) for the bound; see `hotrow/verify/bounds.py`.
     """
+    _refuse_models(a, b, ids)
     batch = Batch.of(a, b, ids, offsets, per_sample_weights)
     if isinstance(b, str):
         return _check_operation(b, a, batch, seed)
@@ -180,6 +183,29 @@ def check(
         batch,
         cotangent,
     )
+
+
+def _refuse_models(a: Any, b: Any, ids: Any) -> None:
+    """Raise `HotrowError` if the arguments are whole models, or the arguments of a model."""
+    fix = (
+        "to compare a model before and after convert, run hotrow compare MODEL --inputs BATCH, "
+        "such as hotrow compare models:build --inputs models:batch, where build returns the model "
+        "and batch returns its arguments"
+    )
+    for side in (a, b):
+        if isinstance(side, nn.Module) and not isinstance(side, LAYERS):
+            names = ", ".join(each.__name__ for each in (*LAYERS, OneHotLinear))
+            raise HotrowError(
+                f"check cannot compare a {type(side).__name__}, only a table or one of the layers "
+                f"{names}",
+                fix=fix,
+            )
+    parts = ids.values() if isinstance(ids, dict) else ids if isinstance(ids, tuple | list) else ()
+    if any(isinstance(part, Tensor) and part.ndim > 0 for part in parts):
+        raise HotrowError(
+            f"ids is a {type(ids).__name__} of tensors, but the ids of a layer must be one tensor",
+            fix=f"pass one of them; {fix}",
+        )
 
 
 def _check_operation(name: str, table: Any, batch: Batch, seed: int) -> Check:

@@ -21,6 +21,8 @@ from hotrow.onehot.encoding import one_hot
 from hotrow.onehot.tensor import OneHot
 from hotrow.verify import reference
 
+LAYERS = nn.Linear, nn.Embedding, nn.EmbeddingBag  # includes their subclasses, like OneHotLinear
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -151,7 +153,7 @@ def make_side(x: Any, batch: Batch) -> Side:
     """Return the side for `x`; see `check` for the supported types."""
     if isinstance(x, Tensor):
         return make_matmul_side(check_table(x, "the table"), batch)
-    if not isinstance(x, nn.Linear | nn.Embedding | nn.EmbeddingBag):
+    if not isinstance(x, LAYERS):
         raise HotrowError(
             f"check cannot compare a {type(x).__name__}",
             fix="pass a (V, D) tensor, Linear, Embedding, EmbeddingBag or OneHotLinear",
