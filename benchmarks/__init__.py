@@ -13,7 +13,7 @@ models.py        workloads that train a whole model before and after `convert`
 networks.py      the models that models.py measures
 startup.py       workload that measures a program's startup time
 instructions.py  count the instructions in short steps, and compare them with torch's
-onehots.py       measure operations on one-hots before and after `convert`
+onehots.py       measure operations on one-hots before and after `convert`, and by hand
 record_files.py  read and write records as JSON files, with commit and machine
 report.py        format a record as text
 plots.py         draw charts of records

@@ -22,77 +22,47 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import hotrow
 from benchmarks import record_files
 from benchmarks.onehots_by_hand import BY_HAND
+from benchmarks.onehots_operands import EXPERTS, Operands
 from hotrow.bench.percentiles import percentiles
 from hotrow.bench.process import run_job
 from hotrow.bench.workload import ignore_progress
 
 SIZES = ((64, 200_000), (8_192, 1_000), (64, 1_600))  # rows of the one-hot, classes
-COLUMNS, EXPERTS, SECONDS, WARMUPS = 16, 8, 2.5, 10
+SECONDS, WARMUPS = 2.5, 10
 # The number of timed runs per turn, as for the steps in `benchmarks.workloads`.
 RUNS, DENSE_RUNS, DENSE_ENTRIES = 20, 2, 1_000_000
 
 
-class Numbers(nn.Module):
-    """The ids and operands of one size."""
-
-    def __init__(self, rows: int, classes: int, use: Callable[[Numbers], Tensor]) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-
-        def normal(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(*shape, generator=generator))
-
-        def ids(count: int, *shape: int) -> Tensor:
-            return torch.randint(count, shape, generator=generator)
-
-        self.use = use
-        self.rows_count, self.classes, self.expert_count = rows, classes, EXPERTS
-        self.ids, self.few_ids = ids(classes, rows), ids(EXPERTS, rows)
-        self.label_ids = ids(classes // 4, rows, 4) * 4 + torch.arange(4)  # distinct in each row
-        self.dense, self.table = normal(rows, classes), normal(classes, COLUMNS)
-        self.rows, self.weights = normal(rows, COLUMNS), normal(classes)
-        self.experts = normal(classes, EXPERTS, COLUMNS)
-        self.linear_weight, self.linear_bias = normal(COLUMNS, classes), normal(COLUMNS)
-
-    def one_hot(self) -> Tensor:
-        """Return the one-hot of the ids."""
-        return F.one_hot(self.ids, self.classes)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Compute the result; `convert` infers the batch size from `ids`."""
-        return self.use(self)
-
-
-def _multi_hot(n: Numbers) -> Tensor:
+def _multi_hot(n: Operands) -> Tensor:
     return torch.zeros(n.rows_count, n.classes).scatter_(1, n.label_ids, 1)
 
 
-def _few(n: Numbers) -> Tensor:
+def _few(n: Operands) -> Tensor:
     return F.one_hot(n.few_ids, EXPERTS).float()
 
 
-def _places(n: Numbers) -> Tensor:
+def _places(n: Operands) -> Tensor:
     x = n.one_hot()
     return ((x.cumsum(0) - 1) * x).sum(1)
 
 
-def _dispatch(n: Numbers) -> Tensor:
+def _dispatch(n: Operands) -> Tensor:
     mask = n.one_hot().float().unsqueeze(-1) * _few(n).unsqueeze(1)
     return torch.einsum("sec,sm->ecm", mask, n.rows)
 
 
-def _combine(n: Numbers) -> Tensor:
+def _combine(n: Operands) -> Tensor:
     mask = n.one_hot().float().unsqueeze(-1) * _few(n).unsqueeze(1)
     return torch.einsum("sec,ecm->sm", mask, n.experts)
 
 
-def _straight_through(n: Numbers) -> Tensor:
+def _straight_through(n: Operands) -> Tensor:
     p = n.dense.softmax(-1)
     x = F.one_hot(p.argmax(-1), n.classes).float()
     return (x - p.detach() + p) @ n.table
@@ -106,11 +76,11 @@ def _dice(p: Tensor, x: Tensor) -> Tensor:
     return (2 * (p * x).sum(0) / (p.sum(0) + x.sum(0) + 1e4)).mean()
 
 
-def _x(n: Numbers) -> Tensor:
+def _x(n: Operands) -> Tensor:
     return n.one_hot().float()
 
 
-USES: dict[str, Callable[[Numbers], Tensor]] = {
+USES: dict[str, Callable[[Operands], Tensor]] = {
     "x @ table": lambda n: _x(n) @ n.table,
     "linear(x)": lambda n: F.linear(_x(n), n.linear_weight, n.linear_bias),
     "x.T @ rows": lambda n: _x(n).T @ n.rows,
@@ -137,6 +107,13 @@ USES: dict[str, Callable[[Numbers], Tensor]] = {
     "q - x": lambda n: n.dense - _x(n),
     "dice": lambda n: _dice(n.dense, _x(n)),
     "straight-through @ table": _straight_through,
+}
+
+# Uses whose result, or a gradient, has as many entries as the one-hot.
+DENSE_USES = {
+    *("(q * x).sum(1)", "q[x.bool()]", "where(x > 0, q, 0).sum(1)", "x[:, 0] * q[:, 0]"),
+    *("cross_entropy(q, x)", "cross_entropy(q, smoothed x)", "mse_loss(q, x)", "q - x", "dice"),
+    *("bce_with_logits(q, x)", "bce_with_logits(q, multi-hot)", "straight-through @ table"),
 }
 
 
@@ -170,7 +147,7 @@ def main(
 
 def measure(use: str, rows: int, classes: int, report_progress: object) -> dict[str, Any]:
     """Check that the models agree, and return the time and the peak memory of each."""
-    plain = Numbers(rows, classes, USES[use])
+    plain = Operands(rows, classes, USES[use])
     converted, by_hand = hotrow.convert(copy.deepcopy(plain)), copy.deepcopy(plain)
     by_hand.use = BY_HAND[use]
     result = plain(plain.ids)

@@ -8,63 +8,62 @@ verifies this before it measures the times.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from benchmarks.onehots import Numbers
+from benchmarks.onehots_operands import Operands
 
 
-def _gather(n: Numbers) -> Tensor:
+def _gather(n: Operands) -> Tensor:
     return n.dense.gather(1, n.ids.unsqueeze(1)).squeeze(1)
 
 
-def _counts(n: Numbers) -> Tensor:
+def _counts(n: Operands) -> Tensor:
     return n.ids.bincount(minlength=n.classes).float()
 
 
-def _perplexity(n: Numbers) -> Tensor:
+def _perplexity(n: Operands) -> Tensor:
     share = _counts(n) / n.rows_count
     return torch.exp(-(share * torch.log(share + 1e-10)).sum())
 
 
-def _pair_ids(n: Numbers) -> Tensor:
+def _pair_ids(n: Operands) -> Tensor:
     return n.ids * n.expert_count + n.few_ids
 
 
-def _pairs(n: Numbers) -> Tensor:
+def _pairs(n: Operands) -> Tensor:
     size = n.classes * n.expert_count
     return _pair_ids(n).bincount(minlength=size).reshape(n.classes, n.expert_count).float()
 
 
-def _scatter(n: Numbers, ids: Tensor, size: int) -> Tensor:
+def _scatter(n: Operands, ids: Tensor, size: int) -> Tensor:
     return n.rows.new_zeros(size, n.rows.shape[1]).index_add_(0, ids, n.rows)
 
 
-def _dispatch(n: Numbers) -> Tensor:
+def _dispatch(n: Operands) -> Tensor:
     rows = _scatter(n, _pair_ids(n), n.classes * n.expert_count)
     return rows.reshape(n.classes, n.expert_count, -1)
 
 
-def _places(n: Numbers) -> Tensor:
+def _places(n: Operands) -> Tensor:
     ids, order = n.ids.sort(stable=True)
     places = torch.arange(len(ids)) - torch.searchsorted(ids, ids)
     return torch.empty_like(places).scatter_(0, order, places)
 
 
-def _subtract(n: Numbers) -> Tensor:
+def _subtract(n: Operands) -> Tensor:
     return n.dense.scatter_add(1, n.ids.unsqueeze(1), n.dense.new_full((n.rows_count, 1), -1))
 
 
-def _logit_losses(n: Numbers, ids: Tensor) -> Tensor:
+def _logit_losses(n: Operands, ids: Tensor) -> Tensor:
     """Return the mean binary cross entropy: softplus(q), minus q at the ids."""
     return (F.softplus(n.dense).sum() - n.dense.gather(1, ids).sum()) / n.dense.numel()
 
 
-def _dice(n: Numbers) -> Tensor:
+def _dice(n: Operands) -> Tensor:
     overlap = n.dense.new_zeros(n.classes).index_add_(0, n.ids, _gather(n))
     return (2 * overlap / (n.dense.sum(0) + _counts(n) + 1e4)).mean()
 
@@ -83,13 +82,13 @@ class _Sampled(torch.autograd.Function):
         return gradient @ table.t(), None, torch.zeros_like(table).index_add_(0, ids, gradient)
 
 
-def _straight_through(n: Numbers) -> Tensor:
+def _straight_through(n: Operands) -> Tensor:
     p = n.dense.softmax(-1)
     sampled: Tensor = _Sampled.apply(p, p.argmax(-1), n.table)  # type: ignore[no-untyped-call]
     return sampled
 
 
-BY_HAND: dict[str, Callable[[Numbers], Tensor]] = {
+BY_HAND: dict[str, Callable[[Operands], Tensor]] = {
     "x @ table": lambda n: n.table.index_select(0, n.ids),
     "linear(x)": lambda n: n.linear_weight.index_select(1, n.ids).t() + n.linear_bias,
     "x.T @ rows": lambda n: _scatter(n, n.ids, n.classes),
@@ -114,11 +113,4 @@ BY_HAND: dict[str, Callable[[Numbers], Tensor]] = {
     "q - x": _subtract,
     "dice": _dice,
     "straight-through @ table": _straight_through,
-}
-
-# Uses whose result, or a gradient, has as many entries as the one-hot.
-DENSE_USES = {
-    *("(q * x).sum(1)", "q[x.bool()]", "where(x > 0, q, 0).sum(1)", "x[:, 0] * q[:, 0]"),
-    *("cross_entropy(q, x)", "cross_entropy(q, smoothed x)", "mse_loss(q, x)", "q - x", "dice"),
-    *("bce_with_logits(q, x)", "bce_with_logits(q, multi-hot)", "straight-through @ table"),
 }

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, readme, record_files
-from benchmarks.onehots_by_hand import DENSE_USES
+from benchmarks.onehots import DENSE_USES
 from benchmarks.report import describe, model_goals, speedup
 from benchmarks.workloads import SUITES, WORKLOADS
 from hotrow.bench.report import number, number_range, title, trains_other_model

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 
-from benchmarks.onehots_by_hand import DENSE_USES
+from benchmarks.onehots import DENSE_USES
 from hotrow.bench.workload import Record
 
 # Workloads in the timing table; both languages use the same labels.
