@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hotrow.conversion import sampling
-from hotrow.conversion.embeddings import find_embeddings, seen
+from hotrow.conversion.embeddings import find_embeddings, min_entries_of
 from hotrow.conversion.modules import DIRECTIONS, convert_modules
 from hotrow.conversion.report import report
 from hotrow.errors import HotrowError
@@ -97,7 +97,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     if to == "lookup":
         threshold = sampling.MIN_ENTRIES if min_entries is None else min_entries
         for _, module, obstacle in find_embeddings(model):
-            seen[module] = threshold
+            min_entries_of[module] = threshold
             # Most optimizers reject torch's sparse gradients, so an embedding with sparse=True
             # becomes a table at any size.
             if not obstacle and (module.weight.numel() >= threshold or module.sparse):

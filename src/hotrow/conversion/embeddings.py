@@ -8,7 +8,7 @@ from collections import Counter
 from torch import Tensor, nn
 
 # The `min_entries` with which `convert` last saw each embedding, for the report.
-seen: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+min_entries_of: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 
 def find_embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:

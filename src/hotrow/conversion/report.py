@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hotrow.conversion import sampling
-from hotrow.conversion.embeddings import find_embeddings, seen
+from hotrow.conversion.embeddings import find_embeddings, min_entries_of
 from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
 from hotrow.conversion.origins import Origin
 from hotrow.table.parameter import Table
@@ -145,7 +145,7 @@ def _why_not_converted(origin: Origin) -> str:
 
 
 def _why_plain(module: nn.Embedding | nn.EmbeddingBag, is_converted: bool) -> str:
-    entries, min_entries = module.weight.numel(), seen.get(module)
+    entries, min_entries = module.weight.numel(), min_entries_of.get(module)
     if entries < sampling.MIN_ENTRIES:
         return "a dense step is just as fast at this size; min_entries=0 converts it anyway"
     if min_entries is None:
