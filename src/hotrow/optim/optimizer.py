@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -359,15 +360,18 @@ class RowOptimizer(_Optimizer):
         if table.lag is not None:
             table.lag.close()
 
-    def _close_lags(self) -> list[tuple[ParamGroup, Table]]:
-        """Close all lags, and return the tables on disk, which need a new lag to be saved."""
+    @contextmanager
+    def _closed_lags(self) -> Iterator[None]:
+        """Close all lags, and afterwards open new ones for tables on disk, as saves need them."""
         on_disk = []
         for group, table in self._tables():
             if table.backing is not None and table.lag is not None:
                 self.table_state(table)
                 on_disk.append((group, table))
             self._close_lag(table)
-        return on_disk
+        yield
+        for group, table in on_disk:
+            self._prepare_lag(table, numeric_group(group))
 
     def prepare_capture(self) -> None:
         """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.
@@ -430,16 +434,14 @@ class RowOptimizer(_Optimizer):
         This method settles all rows first. The state of a table with column lookups is a contiguous
         copy; other state tensors are not copied.
         """
-        on_disk = self._close_lags()
-        result: dict[str, Any] = super().state_dict()
-        tables = dict(saved_tables(self.param_groups, result["param_groups"]))
-        result["state"] = {
-            index: _contiguous_state(state, tables[index]) if index in tables else state
-            for index, state in result["state"].items()
-            if state or index not in tables
-        }
-        for group, table in on_disk:
-            self._prepare_lag(table, numeric_group(group))
+        with self._closed_lags():
+            result: dict[str, Any] = super().state_dict()
+            tables = dict(saved_tables(self.param_groups, result["param_groups"]))
+            result["state"] = {
+                index: _contiguous_state(state, tables[index]) if index in tables else state
+                for index, state in result["state"].items()
+                if state or index not in tables
+            }
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -495,12 +497,10 @@ class RowOptimizer(_Optimizer):
         return {**state_dict, "state": states}
 
     def __getstate__(self) -> dict[str, Any]:
-        on_disk = self._close_lags()
-        result: dict[str, Any] = super().__getstate__()
-        result["state"] = result["state"].copy()
-        for _, table in self._tables():
-            if table in result["state"]:
-                result["state"][table] = _contiguous_state(result["state"][table], table)
-        for group, table in on_disk:
-            self._prepare_lag(table, numeric_group(group))
+        with self._closed_lags():
+            result: dict[str, Any] = super().__getstate__()
+            result["state"] = result["state"].copy()
+            for _, table in self._tables():
+                if table in result["state"]:
+                    result["state"][table] = _contiguous_state(result["state"][table], table)
         return result
