@@ -131,12 +131,16 @@ def test_few_bytes_of_text_cannot_become_millions_of_tokens(tmp_path: Path) -> N
         encode(path, "a")
 
 
-def test_size_of_the_tokens_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Path(tokenizer_process.__file__).read_text()
-    script = tmp_path / "process.py"
-    script.write_text(source.replace("REPLY_BYTES = 128_000_000", "REPLY_BYTES = 1_500_000"))
-    assert "_MAX_REPLY_BYTES = 1_500_000\n" in script.read_text()
+def set_limit(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) -> None:
+    """Make the tokenizer process run a copy of its script with another limit."""
+    source, script = Path(tokenizer_process.__file__).read_text(), folder / "process.py"
+    script.write_text(source.replace(f"{old}\n", f"{new}\n"))
+    assert f"{new}\n" in script.read_text()
     monkeypatch.setattr(tokenizer_process, "__file__", str(script))
+
+
+def test_size_of_the_tokens_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_limit(monkeypatch, tmp_path, "REPLY_BYTES = 128_000_000", "REPLY_BYTES = 1_500_000")
     path = tokenizer_file(tmp_path)
     encode(path, "the " * 100_000)
     with pytest.raises(HotrowError, match="the limit for 1,200,012 bytes of input is 1,500,000"):
@@ -155,12 +159,7 @@ def test_tokens_of_repeated_bytes_are_within_the_limit(tmp_path: Path) -> None:
 
 
 def test_time_of_a_tokenizer_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The tokenizer process runs a copy of its script with a lower limit.
-    source = Path(tokenizer_process.__file__).read_text()
-    script = tmp_path / "process.py"
-    script.write_text(source.replace("CPU_SECONDS = 60", "CPU_SECONDS = 1"))
-    assert "CPU_SECONDS = 1\n" in script.read_text()
-    monkeypatch.setattr(tokenizer_process, "__file__", str(script))
+    set_limit(monkeypatch, tmp_path, "CPU_SECONDS = 60", "CPU_SECONDS = 1")
     # WordPiece's time is cubic in the length of a word.
     model = {"type": "WordPiece", "vocab": {"x": 0, "##x": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
     model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 10**6}
