@@ -165,7 +165,7 @@ def _contract_dense(x: _Operand, other: Tensor, labels: str, output: str) -> Any
     if gathers:
         values = _gather_rows(x, other, labels, shared, rest)  # (*batch, K, *rest)
     else:
-        values = other.permute([labels.index(letter) for letter in (*shared, *rest)])
+        values = _permute(other, [labels.index(letter) for letter in (*shared, *rest)])
         for i, letter in enumerate(batch):
             if letter not in shared:
                 values = values.unsqueeze(i)
@@ -244,10 +244,12 @@ def _scatter(
     reduced = [letter for letter in x.batch if letter not in output]
     count, batch_count = len(kept), len(x.batch)
     order = [x.batch.index(letter) for letter in (*kept, *reduced)]
-    ids = x.ids.permute(*order, batch_count)
-    values = values.permute(*order, *range(batch_count, values.ndim))
+    ids = _permute(x.ids, [*order, batch_count])
+    values = _permute(values, [*order, *range(batch_count, values.ndim)])
     rest_sizes = values.shape[batch_count + 1 :]
-    values = values.expand(*ids.shape, *rest_sizes)
+    sizes_of_values = (*ids.shape, *rest_sizes)
+    if values.shape != sizes_of_values:
+        values = values.expand(sizes_of_values)
     kept_sizes = ids.shape[:count]
     groups, width = math.prod(kept_sizes), math.prod(rest_sizes)
     if groups > 1:
@@ -259,9 +261,15 @@ def _scatter(
         columns = scatter_columns(ids.reshape(-1), values.reshape(-1, width), x.width)
         return columns.reshape(*rest_sizes, *class_sizes)
     rows = scatter_rows(ids.reshape(-1), values.reshape(-1, width), groups * x.width)
-    result = rows.reshape(*kept_sizes, *class_sizes, *rest_sizes)
+    result_sizes = (*kept_sizes, *class_sizes, *rest_sizes)
+    result = rows if rows.shape == result_sizes else rows.reshape(result_sizes)
     labels = [*kept, *x.classes, *rest]
-    return result.permute([labels.index(letter) for letter in output]).contiguous()
+    return _permute(result, [labels.index(letter) for letter in output]).contiguous()
+
+
+def _permute(t: Tensor, order: list[int]) -> Tensor:
+    """Permute the axes, without the cost of a view for autograd if they are already in order."""
+    return t if order == sorted(order) else t.permute(order)
 
 
 def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
