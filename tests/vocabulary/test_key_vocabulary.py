@@ -321,7 +321,7 @@ def test_a_large_sparse_file_is_rejected(tmp_path):
     add_hole(path, "seen", np.int64, [2, 1 << 24])
     if not 0 < path.stat().st_blocks < 1000:
         pytest.skip("this file system has no sparse files")
-    with pytest.raises(HotrowError, match=r"it is sparse: only .* of 268,\d+,\d+ bytes are stored"):
+    with pytest.raises(HotrowError, match=r"sparse file: only .* of its 268,\d+,\d+ bytes are"):
         Vocabulary.load(path, table_layer(1))
 
 

@@ -8,7 +8,6 @@ contents can never make hotrow read or write a file outside the folder.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import sys
@@ -18,9 +17,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from hotrow.errors import HotrowError
-
-_MAX_SPARSE_BYTES = 1 << 30
-_LARGEST_EXPANSION = 10
 
 
 class Folder:
@@ -191,32 +187,6 @@ def check_path(path: Path) -> None:
         ) from None
     except OSError:
         pass
-
-
-def check_not_sparse(file: IO[bytes], path: Path) -> None:
-    """Raise an error if the file would take much longer to read than its size on disk suggests.
-
-    Copies of a folder, and file systems that compress, may turn zeros into holes. So this function
-    refuses only files of more than 1 GiB that consist almost entirely of holes.
-    """
-    descriptor = file.fileno()
-    size, position = os.fstat(descriptor).st_size, os.lseek(descriptor, 0, os.SEEK_CUR)
-    least, data, end = size // _LARGEST_EXPANSION, 0, 0
-    while size > _MAX_SPARSE_BYTES and end < size and data < least:
-        try:
-            begin = os.lseek(descriptor, end, os.SEEK_DATA)
-            end = os.lseek(descriptor, begin, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: the rest of the file is a hole
-                raise
-            break
-        data += end - begin
-    os.lseek(descriptor, position, os.SEEK_SET)
-    if size > _MAX_SPARSE_BYTES and data < least:
-        raise HotrowError(
-            f"{path} is a sparse file: only {data:,} of its {size:,} bytes are on the disk",
-            fix="if you trust the folder, copy it with cp -r --sparse=never, and open the copy",
-        )
 
 
 def damaged_file(path: Path, why: str) -> HotrowError:

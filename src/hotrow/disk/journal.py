@@ -25,11 +25,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from hotrow.disk.folder import Folder, check_not_sparse, damaged_file, flush
+from hotrow.disk.folder import Folder, damaged_file, flush
 from hotrow.disk.layout import PAGE, Layout, check_file
 from hotrow.disk.record import MAX_RECORD_BYTES, RECORD_FILE, Record, parse_record
 from hotrow.disk.rest import REST_FILE
 from hotrow.errors import HotrowError
+from hotrow.inputs.sparse_file import check_not_sparse
 
 JOURNAL = "journal"
 WHOLE_FILE = (1 << 64) - 1  # this offset means that the data replaces the whole file
@@ -65,7 +66,9 @@ def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
                 file.write(data)
             file.write(digest.digest())
             flush(file)
-            check_not_sparse(file, folder.path / JOURNAL)  # `replay_journal` would refuse it
+            check_not_sparse(
+                file.fileno(), folder.path / JOURNAL
+            )  # `replay_journal` would refuse it
         folder.rename(new_journal, JOURNAL)
         folder.flush()
         replay_journal(folder)
@@ -118,7 +121,7 @@ class _Journal:
         it is checked last. Valid writes bound the length: only `run.json` and `rest.pt` can be
         longer than a page, and each is written once. `check_not_sparse` bounds the holes in them.
         """
-        check_not_sparse(self.file, self.path)
+        check_not_sparse(self.file.fileno(), self.path)
         count, record = sum(1 for _ in self._writes()), self._record
         if record is None or count < 2:
             raise damaged_file(self.path, "it does not contain a complete save")

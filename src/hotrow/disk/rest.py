@@ -56,10 +56,9 @@ def read_rest(folder: Folder, expected: tuple[int, int]) -> Any:
     path = folder.path / REST_FILE
     try:
         with folder.open(REST_FILE, "rb") as file:
-            is_right = (
-                os.fstat(file.fileno()).st_size == expected[0]
-            )  # the file may be huge but sparse
-            if not is_right or _describe(file) != expected:
+            # Compare the length first, because reading a huge sparse file could take days.
+            has_length = os.fstat(file.fileno()).st_size == expected[0]
+            if not has_length or _describe(file) != expected:
                 raise damaged_file(path, "it does not belong to the last save, or has changed")
             file.seek(0)
             return load_checkpoint(file, path)

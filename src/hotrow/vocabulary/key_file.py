@@ -7,7 +7,6 @@ string ends. The options are JSON in the file's metadata.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from hotrow.inputs.files import write_bytes
 from hotrow.inputs.regular_file import open_regular, path_of_descriptor, reader_errors
+from hotrow.inputs.sparse_file import check_not_sparse
 from hotrow.vocabulary.key_state import (
     KEYS,
     VERSION,
@@ -28,10 +28,6 @@ from hotrow.vocabulary.key_state import (
 
 METADATA_KEY = "hotrow.vocabulary"
 _COUNTS = "seen", "pending_counts"
-# A larger file may be at most this many times as large as its blocks on the disk. A sparse file
-# could fill the memory, but file systems may also compress files and skip blocks of zeros.
-_SMALL_BYTES = 1 << 26
-_COMPRESSION = 64
 
 
 def write_keys(path: str | Path, arrays: dict[str, Any], options: dict[str, Any]) -> None:
@@ -66,7 +62,7 @@ def read_keys(path: str | Path) -> Contents:
         ),
         open_regular(path, "the vocabulary") as descriptor,
     ):
-        _check_blocks(os.fstat(descriptor))
+        check_not_sparse(descriptor, path)
         with safe_open(path_of_descriptor(descriptor, path), framework="np") as file:
             options = json.loads((file.metadata() or {})[METADATA_KEY])
             check_options(options)
@@ -80,13 +76,6 @@ def read_keys(path: str | Path) -> Contents:
             arrays |= {name: file.get_tensor(name) for name in _COUNTS}
             check_arrays(arrays, options)
     return arrays, options
-
-
-def _check_blocks(status: os.stat_result) -> None:
-    """Raise ValueError if the file is sparse, so that it may be much larger than its contents."""
-    on_disk = 512 * getattr(status, "st_blocks", 0)  # 0 if the file system doesn't know
-    if on_disk and status.st_size > max(_SMALL_BYTES, _COMPRESSION * on_disk):
-        raise ValueError(f"it is sparse: only {on_disk:,} of {status.st_size:,} bytes are stored")
 
 
 def _shape(file: Any, name: str) -> tuple[int, ...]:
