@@ -139,3 +139,16 @@ def test_no_warning_for_a_weight_that_becomes_a_table(monkeypatch):
         warnings.simplefilter("error")
         optimizer.step()
     assert isinstance(weight, Table)
+
+
+def test_a_step_that_overflows_changes_nothing_and_can_be_repeated():
+    layer = converted()
+    optimizer = hotrow.optim.ASGD(layer.parameters(), alpha=1e12)
+    before = layer.weight.detach().clone()
+    backward(layer)
+    with pytest.raises(HotrowError, match="step 1 of ASGD cannot be computed .*out of range"):
+        optimizer.step()
+    assert torch.equal(layer.weight, before)
+    optimizer.param_groups[0]["alpha"] = 0.75
+    optimizer.step()
+    assert not torch.equal(layer.weight, before)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hotrow.errors import HotrowError
 from hotrow.kernels.program import REPLAY, SKIP_IDLE_STEPS, FastForward, Program, Steps
 from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
@@ -95,7 +96,11 @@ class Ledger:
         return result
 
     def record_step(self, group: ParamGroup) -> None:
-        """Append the entry for the next step; `accepts(group)` must be true."""
+        """Append the entry for the next step; `accepts(group)` must be true.
+
+        Raises:
+            HotrowError: an option or a loaded state makes a scalar overflow or divides it by zero.
+        """
         if not self._has_scalars:  # as in torch, the initial scalars depend on the first step's lr
             self.scalar_state = self.rule.initial_scalars(group, self.initial_state)
             self.initial_state = {}  # drop the references to the table's tensors
@@ -103,7 +108,13 @@ class Ledger:
         if self._undo is not None:
             self._undo.append((self.length, dict(self.scalar_state), self.idle_rows_unchanged))
         step = self.start_step + self.length + 1
-        entry = tuple(map(float, self.rule.ledger_entry(group, step, self.scalar_state)))
+        try:
+            entry = tuple(map(float, self.rule.ledger_entry(group, step, self.scalar_state)))
+        except ArithmeticError as error:
+            raise HotrowError(
+                f"step {step} of {self.rule.name} cannot be computed ({error})",
+                fix="check the optimizer's options, such as lr, and the step of a loaded state",
+            ) from None
         self.append(entry)
         # Rows may skip all missed steps only if none of these steps changes an idle row.
         if self.idle_rows_unchanged:
