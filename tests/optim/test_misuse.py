@@ -146,7 +146,7 @@ def test_a_step_that_overflows_changes_nothing_and_can_be_repeated():
     optimizer = hotrow.optim.ASGD(layer.parameters(), alpha=1e12)
     before = layer.weight.detach().clone()
     backward(layer)
-    with pytest.raises(HotrowError, match="step 1 of ASGD cannot be computed .*out of range"):
+    with pytest.raises(HotrowError, match=r"step 1 of ASGD cannot be computed .*out of range"):
         optimizer.step()
     assert torch.equal(layer.weight, before)
     optimizer.param_groups[0]["alpha"] = 0.75
