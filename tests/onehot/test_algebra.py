@@ -476,6 +476,30 @@ def test_result_equals_torch_without_materializing(run, never_materialized):
         assert_alike(result, expected)
 
 
+@expressions(
+    """
+    F.mse_loss(t.q, x, reduction="none")
+    F.smooth_l1_loss(t.q, x, reduction="none")
+    F.huber_loss(t.q, x, reduction="none")
+    F.kl_div(t.q, x, reduction="none")
+    F.binary_cross_entropy(t.q.sigmoid(), x, reduction="none")
+    F.binary_cross_entropy(t.q.sigmoid(), x, t.c.abs()[:, None], reduction="none")
+    F.binary_cross_entropy_with_logits(t.q, x, reduction="none")
+    F.binary_cross_entropy_with_logits(t.q, x, pos_weight=t.c.abs()[:, None], reduction="none")
+    """
+)
+@pytest.mark.parametrize("permuted", ["x", "q", "both"])
+def test_losses_have_the_strides_of_torch(run, permuted):
+    found = []
+    for x in twins(torch.float64):
+        leaves = Leaves()
+        leaves.q = leaves.q.mT if permuted != "x" else leaves.q.mT.contiguous()
+        x = x.mT if permuted != "q" else x.mT.contiguous()
+        found.append(run(x, leaves))
+    assert found[1].stride() == found[0].stride()
+    torch.testing.assert_close(to_dense(found[1]), found[0])
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64], ids=str
 )

@@ -14,7 +14,7 @@ from hotrow.onehot.gather import broadcast_parts, gather
 from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, rule
-from hotrow.onehot.results import meta_result, meta_tensor
+from hotrow.onehot.results import meta_result, meta_tensor, with_strides_of
 from hotrow.onehot.rules.elementwise import elementwise
 from hotrow.onehot.scaling import scale_at_ids
 from hotrow.onehot.tensor import OneHot
@@ -31,7 +31,11 @@ def _pointwise(func: Callable[..., Tensor], options: dict[str, Any]) -> Callable
         names = ("weight", "pos_weight")[: len(weights)]
         named = dict(zip(names, weights, strict=True))
         target = target.expand_as(input)
-        return func(input, target, **named, **options, reduction="none")
+        losses = func(input, target, **named, **options, reduction="none")
+        if func is F.binary_cross_entropy and losses.is_meta:
+            # On other devices, torch gives the losses the strides of the input.
+            return torch.empty_like(input, dtype=losses.dtype)
+        return losses
 
     loss.__name__ = func.__name__
     key = func, tuple(options.items())
@@ -84,6 +88,8 @@ def _(
         func(meta_tensor(target), meta_tensor(target))  # issues torch's warning
     if func is F.binary_cross_entropy_with_logits and len(tensors) == 2:
         logit_losses = _logit_losses(input, target)
+        if logit_losses is not None and reduction == "none":
+            return with_strides_of(logit_losses, torch.empty_like(meta_tensor(target)))
         if logit_losses is not None:
             return _reduced(logit_losses, reduction)
     losses = elementwise(_pointwise(func, options), tuple(tensors), {}, absorbs=absorbs)
