@@ -510,3 +510,31 @@ def test_a_file_that_is_replaced_by_its_copy_stops_the_save(folder, name):
         with pytest.raises(HotrowError, match=f"{name} was replaced by another file while"):
             store.save("too late")
         assert snapshot(folder) == before
+
+
+def test_a_folder_that_is_replaced_by_a_copy_stops_the_save(folder, tmp_path):
+    copy, moved = tmp_path / "copy", tmp_path / "moved"
+    shutil.copytree(folder, copy)
+    with disk.open(folder) as store:
+        train(store, [5])
+        folder.rename(moved)
+        copy.rename(folder)
+        before = snapshot(folder), snapshot(moved)
+        with pytest.raises(HotrowError, match=r"another folder has replaced .*: move it back"):
+            store.save("too late")
+        assert (snapshot(folder), snapshot(moved)) == before
+        folder.rename(copy)
+        store.save("moved")  # the save goes to the folder that is open
+        moved.rename(folder)
+        store.save("in place")
+    assert read_values(folder)["rest"] == "in place"
+
+
+def test_a_save_after_chdir_writes_to_the_open_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    with disk.open(folder.name) as store:
+        other = make_folder(tmp_path / "elsewhere" / folder.name)
+        monkeypatch.chdir(other.parent)
+        store.save("after chdir")
+    assert read_values(folder)["rest"] == "after chdir"
+    assert read_values(other)["rest"] is None

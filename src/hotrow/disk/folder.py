@@ -46,6 +46,7 @@ class Folder:
                     f"{path} is not a folder", fix="pass the folder that hotrow.disk.create created"
                 ) from None
             raise
+        self._real_path = os.path.realpath(path)
         self._is_tmpfs: bool | None = None
         self._close = weakref.finalize(self, os.close, self._descriptor)
 
@@ -122,6 +123,14 @@ class Folder:
     def rename(self, name: str, new_name: str) -> None:
         """Rename a file, replacing any file that already has the new name."""
         os.replace(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def is_replaced(self) -> bool:
+        """Return whether another file or folder now has the path at which the folder was opened."""
+        try:
+            status = os.lstat(self._real_path)
+        except OSError:
+            return False  # the folder was moved
+        return not os.path.samestat(status, os.fstat(self._descriptor))
 
     def is_same(self, name: str, descriptor: int) -> bool:
         """Return whether a name belongs to the file with this descriptor."""

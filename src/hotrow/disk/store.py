@@ -423,6 +423,11 @@ class Store:
 
     def _previous_save(self) -> Record:
         """Return the record of the last save; finish that save if a full disk interrupted it."""
+        if self._folder.is_replaced():
+            raise HotrowError(
+                f"another folder has replaced {self.folder}, which was moved while it was open",
+                fix="move it back and save again, or open the new folder",
+            )
         with _wrap_open_errors(self.folder):
             replay_journal(self._folder)
             record = read_record(self._folder)
