@@ -274,6 +274,11 @@ class Equation(Sums):
         return torch.einsum("nd,nc->dc", self.rows, self.encode(ids))
 
 
+class Added(Sums):
+    def forward(self, ids):
+        return torch.addmm(self.codes, self.encode(ids).T, self.rows)
+
+
 class Averages(Sums):
     def forward(self, ids):
         x = self.encode(ids)
@@ -297,7 +302,7 @@ class Loss(Sums):
 MANY_IDS = torch.randint(500, (5000,), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("model", [Sums, Weighted, Equation, Averages])
+@pytest.mark.parametrize("model", [Sums, Weighted, Equation, Added, Averages])
 def test_sums_of_rows_by_id_are_equal_within_a_proven_bound(model):
     found = run(model, MANY_IDS)
     assert found
@@ -406,11 +411,12 @@ def test_wrong_one_hot_is_caught(monkeypatch):
 SUM_CHANGES = CHANGES | {"off by one row": lambda rows: rows.roll(1, 0)}
 
 
+@pytest.mark.parametrize("model", [Sums, Added])
 @pytest.mark.parametrize("change", SUM_CHANGES.values(), ids=SUM_CHANGES)
-def test_wrong_sum_of_rows_is_caught(monkeypatch, change):
+def test_wrong_sum_of_rows_is_caught(monkeypatch, change, model):
     real = contraction.scatter_rows
     monkeypatch.setattr(contraction, "scatter_rows", lambda *given: change(real(*given)))
-    found = run(Sums, MANY_IDS)
+    found = run(model, MANY_IDS)
     assert found.verdict.startswith("NOT equal")
     assert "different" in verdicts(found).values()
     assert "rounding" not in verdicts(found).values()

@@ -100,7 +100,9 @@ class ProductMode(TorchFunctionMode):
             return self.on_lookup(product, result)
         self.on_other_call(func, args, kwargs)
         tensors = list(find_instances((args, kwargs), Tensor))
-        if product.name in _CONTRACTIONS and len(tensors) == 2 and len(product.weights) == 1:
+        count = _CONTRACTIONS.get(product.name, 0)
+        is_scaled = kwargs.keys() & {"alpha", "beta"}
+        if len(tensors) == count and len(product.weights) == count - 1 and not is_scaled:
             return self.on_contraction(product, result)
         return result
 
@@ -116,8 +118,12 @@ class ProductMode(TorchFunctionMode):
         return result
 
 
-# The functions whose result is a sum of products of two tensors. `addmm` also adds a third tensor.
-_CONTRACTIONS = {"matmul", "mm", "bmm", "mv", "dot", "einsum", "tensordot"}
+# The functions whose result is a sum of products of two tensors, plus a third tensor in some
+# functions, and their numbers of tensors.
+_CONTRACTIONS = {
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "einsum", "tensordot"), 2),
+    **dict.fromkeys(("addmm", "baddbmm"), 3),
+}
 
 
 class ProductCounter(ProductMode):
