@@ -544,3 +544,32 @@ def test_libraries_that_list_torch_s_optimizers_do_not_find_ours():
 
     assert not [cls for cls in walk(torch.optim.Optimizer) if cls.__module__.startswith("hotrow")]
     assert issubclass(hotrow.optim.AdamW, torch.optim.AdamW)
+
+
+def _train_adagrad_with_two_initial_values(kind, change):
+    layer = nn.Embedding(6, 3, _weight=torch.arange(18.0).reshape(6, 3))
+    if kind is hotrow.optim:
+        layer = hotrow.convert(layer, min_entries=0)
+        assert isinstance(layer.weight, Table)
+    optimizer = kind.Adagrad(nn.Linear(2, 2).parameters(), lr=0.1, initial_accumulator_value=2.0)
+    group = {"params": list(layer.parameters()), "initial_accumulator_value": 5.0}
+    if change == "add_param_group":
+        optimizer.add_param_group(group)
+    else:
+        optimizer = kind.Adagrad(layer.parameters(), lr=0.1, initial_accumulator_value=2.0)
+        groups = optimizer.state_dict()["param_groups"]
+        groups[0]["initial_accumulator_value"] = 5.0
+        optimizer.load_state_dict({"state": {}, "param_groups": groups})
+    for t in range(3):
+        optimizer.zero_grad()
+        layer(torch.tensor([t, 5, t])).square().sum().backward()
+        optimizer.step()
+    return layer.weight.detach()
+
+
+@pytest.mark.parametrize("change", ["add_param_group", "load_state_dict"])
+def test_adagrads_initial_value_comes_from_the_defaults_as_in_torch(change):
+    ours, theirs = (
+        _train_adagrad_with_two_initial_values(kind, change) for kind in (hotrow.optim, torch.optim)
+    )
+    assert_same_bits(ours, theirs)

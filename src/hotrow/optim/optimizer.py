@@ -221,7 +221,7 @@ class RowOptimizer(_Optimizer):
             if table.backing is not None:
                 self._check_disk_step(group, table, gradient)
         pending_steps = []
-        numeric_groups = {id(group): numeric_group(group) for group in self.param_groups}
+        numeric_groups = {id(group): self._numeric(group) for group in self.param_groups}
         for group, table, gradient in table_gradients:
             numbers = numeric_groups[id(group)]
             if table.replicas is not None:
@@ -347,7 +347,7 @@ class RowOptimizer(_Optimizer):
         if not isinstance(gradient, RowGradient):
             cause = "the gradient is dense"
             fix = "use the weight only in lookups, not in the loss itself"
-        elif self.rule.needs_dense_step(numeric_group(group)):
+        elif self.rule.needs_dense_step(self._numeric(group)):
             cause = f"{self.rule.name} with weight_decay={group['weight_decay']} requires one"
             fix = "set weight_decay=0"
         else:
@@ -371,7 +371,7 @@ class RowOptimizer(_Optimizer):
             self._close_lag(table)
         yield
         for group, table in on_disk:
-            self._prepare_lag(table, numeric_group(group))
+            self._prepare_lag(table, self._numeric(group))
 
     def prepare_capture(self) -> None:
         """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.
@@ -397,11 +397,16 @@ class RowOptimizer(_Optimizer):
                 error is raised before anything changes.
         """
         optimizers = self, *others
-        lags = [(lag, group) for each in optimizers for group, lag in each._gpu_lags()]
+        lags = [
+            (lag, each._numeric(group)) for each in optimizers for group, lag in each._gpu_lags()
+        ]
         with PostponedSignals(), torch.no_grad():
-            graphs.replay(graph, [(lag, numeric_group(group)) for lag, group in lags])
+            graphs.replay(graph, lags)
             for each in optimizers:
                 each._count += 1
+
+    def _numeric(self, group: ParamGroup) -> ParamGroup:
+        return numeric_group(group, self.defaults)
 
     def _gpu_lags(self) -> list[tuple[ParamGroup, RowLag]]:
         """Return the lag of each table that has a gradient or is part of a CUDA graph."""

@@ -31,11 +31,18 @@ def scalar_dtype() -> torch.dtype:
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def numeric_group(group: ParamGroup) -> ParamGroup:
-    """Return a copy of the group with tensor options, such as `lr`, converted to numbers."""
+def numeric_group(group: ParamGroup, defaults: ParamGroup) -> ParamGroup:
+    """Return a copy of the group with tensor options, such as `lr`, converted to numbers.
+
+    Like torch, take Adagrad's `initial_accumulator_value` from the optimizer's defaults.
+    """
+    group = group | {name: defaults[name] for name in _FROM_DEFAULTS if name in defaults}
     return {
         key: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for key, v in group.items()
     }
+
+
+_FROM_DEFAULTS = ("initial_accumulator_value",)
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:

@@ -38,7 +38,7 @@ def group_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Param
     """Return the optimizer's group that contains this parameter, or None."""
     for group in optimizer.param_groups:
         if any(parameter is other for other in group["params"]):
-            return numeric_group(group)
+            return numeric_group(group, optimizer.defaults)
     return None
 
 
