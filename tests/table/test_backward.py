@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -191,3 +192,31 @@ def test_a_parameter_can_be_made_from_a_table_under_torch_function_modes():
     assert type(parameter) is Table
     assert torch.equal(parameter, rows[0].weight)
     assert copied(IDS).requires_grad
+
+
+class _Double(torch.autograd.Function):
+    """Multiply by 2; the backward pass writes the gradient to the same memory each time."""
+
+    @staticmethod
+    def forward(ctx, x, buffer, wrap):
+        ctx.buffer, ctx.wrap = buffer, wrap
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        np.multiply(gradient.numpy(), 2, out=ctx.buffer)
+        return ctx.wrap(ctx.buffer), None, None
+
+
+@pytest.mark.parametrize("wrap", [torch.from_numpy, torch.from_dlpack, torch.as_tensor])
+def test_a_gradient_in_the_memory_of_another_library_may_be_overwritten(wrap):
+    gradients = []
+    plain = nn.Embedding(9, 2)
+    for layer in plain, hotrow.convert(copy.deepcopy(plain), min_entries=0):
+        buffer = np.zeros((3, 2), np.float32)
+        for factor in 1.0, 10.0:
+            (_Double.apply(layer(torch.tensor([1, 3, 5])), buffer, wrap) * factor).sum().backward()
+        buffer.fill(7)
+        gradients.append(layer.weight.grad.to_dense())
+    assert type(layer.weight) is Table
+    assert torch.equal(*gradients)

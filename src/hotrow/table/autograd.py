@@ -44,6 +44,10 @@ class StorageUses:
             return sys.maxsize
         return _storage_Use_Count(storage._cdata) + sys.getrefcount(storage) - _own_uses
 
+    def owns_memory(self) -> bool:
+        """Return whether the memory is torch's own. Other owners, such as numpy, aren't counted."""
+        return self._storage.resizable()
+
 
 # The number of references that `count` itself creates. It depends on the Python version.
 _own_uses = 0
@@ -207,15 +211,18 @@ class LookUp(torch.autograd.Function):
             ids = ids.ids() if isinstance(ids, DistinctIds) else ids
             result = _DifferentiableRowGradient.apply(gradient, ids, options)  # type: ignore[no-untyped-call]
             return result, None, None, None
+        uses = StorageUses(gradient)
         reference_counts = (
             sys.getrefcount(gradient),
             gradient._use_count(),  # type: ignore[attr-defined]
-            storage_use_count(gradient),
+            uses.count(),
         )
         expected_counts = _engine_reference_counts.setdefault(
             gradient.device.type, reference_counts
         )
-        is_exclusive = all(map(operator.le, reference_counts, expected_counts))
+        is_exclusive = uses.owns_memory() and all(
+            map(operator.le, reference_counts, expected_counts)
+        )
         if not is_exclusive and not gradient.is_contiguous():
             # For example, `gradient` may be a slice of the gradient of `torch.cat`. The step would
             # need a contiguous copy anyway.
