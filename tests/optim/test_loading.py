@@ -170,6 +170,7 @@ REFUSED = [
     ("Adam", "betas", (0.9, 1.0)),
     ("AdamW", "eps", -1e-8),
     ("AdamW", "weight_decay", -0.1),
+    ("AdamW", "maximize", 0.5),
     ("Adamax", "betas", [-0.1, 0.9]),
     ("NAdam", "momentum_decay", -1),
     ("RAdam", "betas", (1.5, 0.9)),

@@ -94,7 +94,8 @@ def _as_python(value: Any) -> Any:
 def _is_like(value: Any, default: Any) -> bool:
     """Return whether the value has a type that torch accepts in place of the default's type."""
     if isinstance(default, bool | None):
-        return value is None or (_is_number(value) and not isinstance(value, Tensor))
+        is_flag = _is_number(value) and not isinstance(value, Tensor) and float(value) in (0, 1)
+        return value is None or is_flag
     if _is_number(default):
         return _is_number(value)
     is_sequence = hasattr(value, "__len__") and not isinstance(value, Mapping | str)

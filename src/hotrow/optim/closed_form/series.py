@@ -187,7 +187,8 @@ class PowerSeries(MissedStepSums):
         """Add entry i to the sums for the steps in its window."""
         sums, (factor, coupled_decay, a1, b2, _) = self.sums, entry[:5]
         size, root, eps = self.idle_step(entry)
-        self.set_hyperparameters(i, (1 - a1, b2, eps, coupled_decay))
+        # RAdam's first steps have no root; their sums can't be continued in the other steps.
+        self.set_hyperparameters(i, 1 - a1, b2, eps, coupled_decay, math.isfinite(root))
         usable = coupled_decay == 0 and factor > 0 and root > 0 and bool(self.window)
         if not (usable and math.isfinite(size) and math.isfinite(factor)):
             sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR]

@@ -25,7 +25,7 @@ class MissedStepSums(ABC):
     def __init__(self, width: int) -> None:
         self.entry_count = 0  # the number of entries added so far
         self.first_step = 0  # steps before `first_step` are replayed one by one
-        self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
+        self.hyperparameters: tuple[float, ...] = (0.0,) * 3  # b1, b2, eps, ...
         self.window = 0  # how many missed steps can change a row; 0 if changes shrink too slowly
         self.sums = np.zeros((64, width))
         self.max_window = 0  # the largest window so far
@@ -45,16 +45,17 @@ class MissedStepSums(ABC):
         for i in range(self.entry_count, end_step):
             self.add_entry(i, tuple(entries[i].tolist()))
         self.entry_count = end_step
-        b1, b2, eps, _ = self.hyperparameters
+        b1, b2, eps = self.hyperparameters[:3]
         return self.sums, self.first_step, b1, b2, eps, self.last_coefficient(dtype)
 
-    def set_hyperparameters(
-        self, i: int, hyperparameters: tuple[float, float, float, float]
-    ) -> None:
-        """Start new sums at entry i if its hyperparameters differ from those of entry i - 1."""
-        if self.hyperparameters != hyperparameters:
-            self.hyperparameters, self.first_step = hyperparameters, i
-            self.compute_powers(*hyperparameters[:2])
+    def set_hyperparameters(self, i: int, b1: float, b2: float, *others: float) -> None:
+        """Start new sums at entry i if its hyperparameters differ from those of entry i - 1.
+
+        The first of the other hyperparameters is eps.
+        """
+        if self.hyperparameters != (b1, b2, *others):
+            self.hyperparameters, self.first_step = (b1, b2, *others), i
+            self.compute_powers(b1, b2)
 
     def set_window(self, ratio: float) -> NDArray[np.int64]:
         """Set `window` for changes that shrink by `ratio` per step; return [window, ..., 2, 1]."""
