@@ -65,7 +65,6 @@ CLOSED_FORMS = [
     ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
     ("RAdam", {}),
     ("RAdam", {"betas": (0.5, 0.6)}),
-    ("RAdam", {"eps": 1.0}),
     ("Adamax", {}),
     ("Adamax", {"betas": (0.6, 0.9)}),
     ("SGD", {"momentum": 0.9, "weight_decay": 0.01}),
@@ -73,6 +72,7 @@ CLOSED_FORMS = [
     ("RMSprop", {"centered": True, "momentum": 0.9}),
     ("Adadelta", {}),
     ("Rprop", {}),
+    ("RAdam", {"eps": 1.0}),  # as for the steps before the first rectified step
 ]
 
 
