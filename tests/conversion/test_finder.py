@@ -1182,3 +1182,64 @@ def test_line_found_through_two_modules_is_reported_once():
     model.product(IDS)
     lines = str(convert.report(model)).splitlines()
     assert len(lines) == len(set(lines))
+
+
+class Initialized(nn.Module):
+    """A module with methods that make parameters from one-hots."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(400, 400)
+
+    def assign_data(self):
+        self.proj.weight.data = torch.eye(400)
+
+    def assign_data_of_a_scattered_tensor(self):
+        zeros = torch.zeros(400, 400)
+        self.proj.weight.data = zeros
+        zeros.scatter_(1, torch.arange(400).unsqueeze(1), 1.0)
+
+    def create(self):
+        self.proj.weight = nn.Parameter(torch.eye(400))
+
+    def create_frozen(self):
+        self.proj.weight = nn.Parameter(torch.eye(400), requires_grad=False)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+@pytest.mark.parametrize(
+    "method", ["assign_data", "assign_data_of_a_scattered_tensor", "create", "create_frozen"]
+)
+def test_a_parameter_made_from_a_one_hot_is_an_ordinary_parameter(method):
+    plain = Initialized()
+    model = convert(copy.deepcopy(plain))
+    for each in plain, model:
+        getattr(each, method)()
+    weight = model.proj.weight
+    assert type(weight) is nn.Parameter
+    assert weight.requires_grad == plain.proj.weight.requires_grad
+    assert_same_bits(weight.detach(), torch.eye(400))
+    x = torch.randn(2, 400)
+    assert_same_bits(model(x).detach(), plain(x).detach())
+    model.double()
+    assert weight.dtype == torch.float64
+    assert "1." in repr(weight)
+
+
+@torch.jit.script
+def _scripted(x):
+    return x * 0.5 + 1
+
+
+def test_a_scripted_function_gets_the_dense_tensor():
+    class Scripted(nn.Module):
+        def forward(self, ids):
+            return _scripted(F.one_hot(ids, 500).float())
+
+    model = convert(Scripted())
+    result = model(IDS)
+    assert type(result) is torch.Tensor
+    assert_same_bits(result, Scripted()(IDS))
+    assert len(convert.report(model).findings) == 1

@@ -499,3 +499,82 @@ def test_shape_of_a_one_hot_with_views_cannot_change_in_place():
     with pytest.raises(RuntimeError, match=r"use x = x.t\("):
         x.t_()
     assert x.shape == (5, 4)
+
+
+# --- The gradient of an intermediate one-hot that has already been used ---------------------------
+
+
+def _grad(x, loss, q):
+    return torch.autograd.grad(loss, x, retain_graph=True)[0]
+
+
+def _second_grad(x, loss, q):
+    (gradient,) = torch.autograd.grad(loss, [x], create_graph=True)
+    return torch.autograd.grad(gradient.square().sum(), q)[0]
+
+
+def _retained_grad(x, loss, q):
+    x.retain_grad()
+    x.retain_grad()
+    assert x.grad is None
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return x.grad
+
+
+def _gradients_seen_by_a_hook(x, loss, q):
+    seen = []
+    x.register_hook(lambda gradient: seen.append(gradient) or 0.5 * gradient)
+    handle = x.register_hook(lambda gradient: 3 * gradient)
+    handle.remove()
+    loss.backward()
+    return [*seen, q.grad]
+
+
+REQUESTS = [_grad, _second_grad, _retained_grad, _gradients_seen_by_a_hook]
+
+
+def _used(encode, is_straight_through, before):
+    """Return a one-hot that depends on q, a loss computed from it, and q."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    p = q.softmax(-1)
+    x = encode(p.argmax(-1), 4).double()
+    x = x - p.detach() + p if is_straight_through else x * p
+    before(x)
+    weight = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    # a lookup, a sum by id, and an operation that needs the dense tensor
+    loss = (x @ weight).square().sum() + (x.T @ q.detach()).square().sum() + x.exp().sum()
+    return x, loss, q
+
+
+@pytest.mark.parametrize("request_gradient", REQUESTS)
+def test_the_gradient_of_a_used_straight_through_one_hot(request_gradient):
+    found = []
+    for encode in F.one_hot, one_hot:
+        used = _used(encode, True, lambda x: None)
+        found.append(request_gradient(*used))
+    assert type(used[0]) is OneHot
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("request_gradient", REQUESTS)
+def test_the_gradient_of_a_used_weighted_one_hot_is_refused_or_requested_before(request_gradient):
+    used = _used(one_hot, False, lambda x: None)
+    assert type(used[0]) is OneHot
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        request_gradient(*used)
+    found = [
+        request_gradient(*_used(encode, False, lambda x: x.retain_grad()))
+        for encode in (F.one_hot, one_hot)
+    ]
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_detached_read_of_a_weighted_one_hot_is_not_a_use():
+    q = torch.randn(5, 4, requires_grad=True)
+    x = one_hot(q.argmax(-1), 4) * q
+    x.detach().sum()
+    x.retain_grad()
+    x.sum().backward()
+    assert torch.equal(x.grad, torch.ones(5, 4))

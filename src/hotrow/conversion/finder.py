@@ -253,6 +253,18 @@ def _l1_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     return loss
 
 
+def _set_data(func: Any, tensor: Any, values: Any) -> Tensor | None:
+    """Materialize a one-hot that is assigned to `tensor.data`.
+
+    If only the values are a tensor subclass, torch calls no `__torch_function__` but the mode's.
+    """
+    if not isinstance(values, OneHot):
+        return None
+    dense = values.materialize(permanent=True)
+    func(tensor, dense)
+    return dense
+
+
 def _to_dense(value: Any) -> Any:
     return materialize(value) if isinstance(value, OneHot) else value
 
@@ -311,6 +323,7 @@ _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
     Tensor.__getitem__: _identity_rows,
     F.gumbel_softmax: _gumbel_softmax,
     F.l1_loss: _l1_loss,
+    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     F.embedding: _embedding,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hotrow.conversion import sampling
@@ -116,6 +117,7 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
     Raises:
         HotrowError: the direction is "matmul", and a module's class cannot be subclassed.
     """
+    _watch_parameters()
     changes = []
     refused: list[tuple[nn.Module, str]] = []
     for module in model.modules():
@@ -141,6 +143,22 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
         module.__class__ = cls
         if id(module) in _records:
             _records[id(module)] = _new_record(module)
+
+
+@functools.cache
+def _watch_parameters() -> None:
+    """Store `nn.Parameter(x)` as an ordinary parameter if a converted method creates the one-hot x.
+
+    A parameter that is a one-hot could not change its dtype or device.
+    """
+    register_module_parameter_registration_hook(_dense_parameter)  # type: ignore[arg-type]
+
+
+def _dense_parameter(module: nn.Module, name: str, parameter: Any) -> nn.Parameter | None:
+    if not isinstance(parameter, OneHot):
+        return None
+    dense = parameter.materialize(permanent=True).detach()
+    return nn.Parameter(dense, requires_grad=parameter.requires_grad)
 
 
 def _is_torch_layer(module: nn.Module) -> bool:

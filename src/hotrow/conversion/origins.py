@@ -180,7 +180,7 @@ class Origin:
     def record_returned(self, x: OneHot) -> None:
         """Record that a converted method returned `x` to code outside the model."""
         # Without ids, x is a result such as `one_hot - q`, which is dense in any case.
-        self.is_returned |= any(isinstance(part, Field) for part in x.parts)
+        self.is_returned |= any(isinstance(part, Field) for part in x.current_parts)
 
     def describe_widths(self) -> str:
         """Describe the column counts of the one-hots."""

@@ -54,6 +54,10 @@ class OneHot(RuleTensor):
             changed it. If the fill is not 0, every field has at most one id per row.
         difference: the one-hot x, the dense tensor p and its version, if this tensor was computed
             as x - p; otherwise None. Adding p to this tensor gives x.
+        was_read: whether an operation may have used the parts instead of this tensor, so that
+            autograd passes the operation's gradient to the parts, but not to this tensor.
+        retains_source_grad: whether `source_grad` is this tensor's `grad`.
+        source_grad: the gradient of `gradient_source` so far.
 
     Args:
         parts: the parts, in column order.
@@ -81,6 +85,9 @@ class OneHot(RuleTensor):
     strides: tuple[int, ...]
     fill: float
     difference: tuple[OneHot, Tensor, int] | None
+    was_read: bool
+    retains_source_grad: bool
+    source_grad: Tensor | None
     _axis_layout: Layout | None
     _plain_layout: Layout | None  # caches `axis_layout` if `_axis_layout` is None
     cached_dtype: torch.dtype
@@ -117,7 +124,8 @@ class OneHot(RuleTensor):
         self.strides = _contiguous_strides(sizes) if stride is None else stride
         self._views = {}
         self.fill, self._axis_layout, self._plain_layout = fill, layout, None
-        self.difference = None
+        self.difference, self.was_read = None, False
+        self.retains_source_grad, self.source_grad = False, None
         self._dense, self._dense_version, self._graph = None, 0, None
         if self._has_trained_parts:
             self.connect()
@@ -139,6 +147,13 @@ class OneHot(RuleTensor):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The current parts; after an in-place write, a single part of dense columns."""
+        if not is_compiling():
+            self.was_read = True
+        return self.current_parts
+
+    @property
+    def current_parts(self) -> tuple[Part, ...]:
+        """Like `parts`, for code that doesn't use the parts in operations that autograd records."""
         if self.is_modified:
             return (DenseColumns(self.axis_layout.restore(self.materialize())),)
         if self._graph is not None:
@@ -185,6 +200,26 @@ class OneHot(RuleTensor):
         if self.has_own_grad:
             return ZerosProxy.apply(self) if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
         return self._grad_proxy
+
+    def gradient_source(self) -> Tensor:
+        """Return the tensor whose gradient is that of this non-leaf tensor.
+
+        The gradient includes that of the operations that have used this tensor.
+
+        Raises:
+            RuntimeError: an operation has used the ids and the weights of this tensor, so its
+                gradient with respect to the other entries isn't computed.
+        """
+        if self.was_read and self.needs_grad and not (self.is_modified or self.has_own_grad):
+            proxy = self._grad_proxy
+            if proxy is None or any(tensor.requires_grad for tensor in flatten(self._parts)[0]):
+                raise RuntimeError(
+                    "the gradient of this one-hot is unknown, because hotrow has computed an "
+                    "operation from its ids and weights; call x.retain_grad() on the one-hot x, or "
+                    "x = x + 0, before you use x"
+                )
+            return proxy
+        return self.materialize(permanent=True)
 
     @property
     def has_own_grad(self) -> bool:
@@ -284,7 +319,8 @@ class OneHot(RuleTensor):
         if is_compiling() and not (permanent or is_modified):
             return self.compute_dense()  # torch.compile eliminates repeated work
         if self._dense is None:
-            with torch.inference_mode(False), torch.enable_grad():
+            # Without the modes, a search for one-hots would find the tensors created here.
+            with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunction():
                 if self._parent is None:
                     self._dense = self.compute_dense()
                 else:
@@ -371,7 +407,7 @@ class OneHot(RuleTensor):
     def replace_parts(self, result: OneHot) -> None:
         """Replace the values in place with those of `result`, of the same shape and dtype."""
         self._parts, self._axis_layout, self.fill = result._parts, result._axis_layout, result.fill
-        self._dense_fn, self.difference = result._dense_fn, None
+        self._dense_fn, self.difference, self.was_read = result._dense_fn, None, False
         self.connect()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge
 from hotrow.table.nested import find_instances, map_instances
 
 BACKWARD_FUNCTIONS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
-_signature = functools.cache(inspect.signature)
+backward_signature = functools.cache(inspect.signature)
 
 
 class _Alias(torch.autograd.Function):
@@ -65,7 +65,7 @@ def run_backward(
 
     Edges of autograd's graph replace the inputs, and aliases replace the outputs.
     """
-    bound = _signature(func).bind(*args, **kwargs)
+    bound = backward_signature(func).bind(*args, **kwargs)
     options = bound.arguments
     inputs, (first, outputs) = options.pop("inputs", None), next(iter(options.items()))
     options[first] = map_instances(outputs, cls, _alias_of)

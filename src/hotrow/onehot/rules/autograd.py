@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any
 
 import torch
@@ -9,17 +11,23 @@ from torch import Tensor
 
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.tensor import OneHot
-from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
+from hotrow.table.backward import BACKWARD_FUNCTIONS, backward_signature, run_backward
 from hotrow.table.nested import map_instances
 
 
 @rule(*BACKWARD_FUNCTIONS, any_layout=True)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
     # The graph contains leaf one-hots directly, but other one-hots only as dense tensors.
-    tensors, named = map_instances(
-        (args, kwargs), OneHot, lambda x: x if x.is_grad_leaf else x.materialize()
+    bound = backward_signature(func).bind(*args, **kwargs)
+    inputs = bound.arguments.pop("inputs", None)
+    outputs, named = map_instances(
+        (bound.args, bound.kwargs), OneHot, lambda x: x if x.is_grad_leaf else x.materialize()
     )
-    return run_backward(func, tensors, named, OneHot)
+    if inputs is not None:
+        named["inputs"] = map_instances(
+            inputs, OneHot, lambda x: x if x.is_grad_leaf else x.gradient_source()
+        )
+    return run_backward(func, outputs, named, OneHot)
 
 
 @rule(Tensor.requires_grad.__get__, any_layout=True)  # type: ignore[attr-defined]
@@ -77,6 +85,30 @@ def _(func: Any, x: OneHot, *args: Any) -> Any:
     if x.has_own_grad:
         with torch._C.DisableTorchFunctionSubclass():
             return func(x, *args)
-    x.materialize(permanent=True)
-    x.connect()
-    return NotImplemented
+    source = x.gradient_source()
+    if x.is_modified:  # the dense tensor has replaced the parts
+        x.connect()
+        return NotImplemented
+    if func is Tensor.register_hook:
+        return source.register_hook(*args)  # type: ignore[no-untyped-call]
+    if not x.retains_source_grad:
+        x.retains_source_grad = True
+        source.register_hook(functools.partial(_retain, weakref.ref(x)))  # type: ignore[no-untyped-call]
+    return None
+
+
+def _retain(reference: weakref.ref[OneHot], gradient: Tensor) -> None:
+    """Add a gradient to `x.grad`, as torch does for tensors that retain it."""
+    x = reference()
+    if x is not None:
+        x.source_grad = gradient.clone() if x.source_grad is None else x.source_grad + gradient
+
+
+@rule(Tensor.grad.__get__, any_layout=True)  # type: ignore[union-attr]
+def _(func: Any, x: OneHot) -> Any:
+    if x.retains_source_grad:
+        return x.source_grad
+    if x.is_modified and not x.is_grad_leaf:
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(x)
