@@ -208,6 +208,16 @@ def test_small_batch_after_large_ones_searches_once():
     assert convert.report(model).findings[0].converted
 
 
+@pytest.mark.usefixtures("default_min_entries")
+def test_an_input_that_grows_with_each_call_is_rarely_searched():
+    model = convert(Small())
+    model.looked.clear()
+    for count in range(1, 201):
+        model(torch.zeros(count, dtype=torch.int64))
+    found = [place + 1 for place, each in enumerate(model.looked) if each]
+    assert found == [*range(1, 9), 13, 22, 39, 74, 148]
+
+
 class Switch(Small):
     """A model whose one-hot is large only if `large` is set, whatever the size of the input."""
 

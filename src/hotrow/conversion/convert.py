@@ -66,8 +66,9 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             A one-hot with N rows and C columns has N x C entries. hotrow searches only some calls
             to the model for one-hots: the first 8 calls, and then fewer and fewer calls, but at
             least one in 1,024. It also searches each call whose input is larger than the inputs of
-            all calls that a search didn't speed up, or at least as large as the input of a call
-            that a search did speed up. Other calls run the original code. Under `torch.compile`,
+            all calls that a search didn't speed up (by a margin, if the inputs keep growing), or at
+            least as large as the input of a call that a search did speed up. Other calls run the
+            original code. Under `torch.compile`,
             all one-hot products become lookups. If converted modules with different `min_entries`
             are nested, the value of the module that you call applies.
 

@@ -20,6 +20,7 @@ from hotrow.kernels.tracing import is_compiling
 
 MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast as a lookup
 _FIRST_CALLS, _INTERVAL, _MAX_INTERVAL = 8, 64, 1024  # see `CallSampler`
+_GROWTHS, _MARGINS = 4, 8
 _MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the size counts as unknown
 _INFINITY = math.inf
 
@@ -61,6 +62,7 @@ class _History:
         self.calls, self.next_search = 0, 1
         self.skipped_size: float = 0
         self._largest_slower: float = 0  # the largest input for which a search didn't pay off
+        self._growths = 0  # how often `_largest_slower` has changed
         self._smallest_faster: float = _INFINITY  # the smallest input for which a search paid off
 
     def start_search(self) -> None:
@@ -72,9 +74,12 @@ class _History:
         """Record whether the search sped up a call with an input of this size."""
         if is_worthwhile:
             self._smallest_faster = min(self._smallest_faster, size)
-        else:
-            self._largest_slower = max(self._largest_slower, size)
-        self.skipped_size = min(self._largest_slower, self._smallest_faster - 1)
+        elif size > self._largest_slower:
+            self._largest_slower, self._growths = size, self._growths + 1
+        # If the input grows with each call, as when text is generated, don't search each call.
+        margin = min(max(self._growths - _GROWTHS, 0), _MARGINS)
+        skipped = self._largest_slower + self._largest_slower * margin // _MARGINS
+        self.skipped_size = min(skipped, self._smallest_faster - 1)
 
 
 class CallSampler:
@@ -83,6 +88,8 @@ class CallSampler:
     hotrow searches the first 8 calls, and then calls 64, 128, 256, 512, 1024, 2048, 3072, ... It
     also searches each call whose input may be large enough: larger than the inputs of all calls
     that a search didn't speed up, or at least as large as the input of a call that it did speed up.
+    After more than four ever larger inputs that a search didn't speed up, an input must also be
+    larger by a margin, which increases with each such input, up to a factor of 2.
 
     Calls with inputs of unknown size have their own history, in which all inputs count as equally
     large. Because these inputs may grow, hotrow searches every 64th of these calls.

@@ -66,7 +66,7 @@ def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = 
     options = tuple((name, type(value), value) for name, value in (kwargs or {}).items())
     if is_compiling():
         return _run_on_meta(func, signature, options)
-    return _cached_meta_result(func, signature, options)
+    return _cached_meta_result(func, signature, options, torch.get_default_dtype())
 
 
 def _signature(value: Any) -> tuple[Any, ...]:
@@ -77,7 +77,7 @@ def _signature(value: Any) -> tuple[Any, ...]:
     return type(value), value
 
 
-def _run_on_meta(func: Any, signature: Any, options: Any) -> Any:
+def _run_on_meta(func: Any, signature: Any, options: Any, default_dtype: Any = None) -> Any:
     values = [empty_meta(*each[1:]) if each[0] is Tensor else each[1] for each in signature]
     with torch.inference_mode(False):
         return func(*values, **{name: value for name, _, value in options})

@@ -81,38 +81,50 @@ def look_up_bags(
     only_table = table.requires_grad and (scales is None or not scales.requires_grad)
     if is_compiling() or is_transforming or not (only_table and torch.is_grad_enabled()):
         return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
-    result: Tensor = _Bags.apply(table, ids, scales)  # type: ignore[no-untyped-call]
+    result: Tensor = _Bags.apply(table, ids, scales, columns)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Bags(torch.autograd.Function):
-    """torch's embedding_bag, but with support for second derivatives with respect to the table."""
+    """torch's embedding_bag, but with second derivatives and a faster backward pass on the CPU.
+
+    With `columns`, the table is a transposed weight, and its gradient has the weight's strides.
+    """
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, ids: Tensor, scales: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, table: Tensor, ids: Tensor, scales: Tensor | None, columns: bool
+    ) -> Tensor:
         flat = None if scales is None else scales.reshape(-1)
         starts = torch.arange(0, ids.numel(), ids.shape[1], dtype=ids.dtype, device=ids.device)
         sums, *saved = torch.ops.aten._embedding_bag(
             table, ids.reshape(-1), starts, per_sample_weights=flat
         )
         ctx.save_for_backward(ids, scales, starts, *saved)
-        ctx.count = len(table)
+        ctx.count, ctx.columns = len(table), columns
         result: Tensor = sums
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         ids, scales, *saved = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            rows = gradient.unsqueeze(1).expand(*ids.shape, -1)
-            rows = rows if scales is None else rows * scales.unsqueeze(-1)
-            zeros = gradient.new_zeros(ctx.count, gradient.shape[1])
-            return zeros.index_add(0, ids.reshape(-1), rows.flatten(0, 1)), None, None
-        flat = None if scales is None else scales.reshape(-1)
-        dense: Tensor = torch.ops.aten._embedding_bag_backward(
-            gradient, ids.reshape(-1), *saved, ctx.count, False, 0, False, flat
-        )
-        return dense, None, None
+        flat = ids.reshape(-1)
+        if not (torch.is_grad_enabled() or _can_select(gradient, ids)):
+            dense: Tensor = torch.ops.aten._embedding_bag_backward(
+                gradient, flat, *saved, ctx.count, False, 0, False,
+                None if scales is None else scales.reshape(-1),
+            )  # fmt: skip
+            return dense, None, None, None
+        rows = gradient.unsqueeze(1).expand(*ids.shape, -1)
+        rows = rows if scales is None else rows * scales.unsqueeze(-1)
+        rows = rows.reshape(-1, gradient.shape[1])
+        axis, rows = (1, rows.t()) if ctx.columns else (0, rows)
+        sizes = list(rows.shape)
+        sizes[axis] = ctx.count
+        zeros = gradient.new_zeros(sizes)
+        add = zeros.index_add if torch.is_grad_enabled() else zeros.index_add_
+        total = add(axis, flat.long(), rows)  # index_add_ is slow for int32
+        return total.t() if ctx.columns else total, None, None, None
 
 
 def _can_select(weight: Tensor, ids: Tensor) -> bool:

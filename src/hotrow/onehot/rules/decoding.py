@@ -43,6 +43,8 @@ def _(func: Any, x: OneHot, *, as_tuple: bool = False) -> Any:
     field = x.field
     if field is None or not field.has_one_id or is_compiling() or x.is_too_small:
         return NotImplemented
+    if len(x.sizes) == 1:
+        return NotImplemented  # torch counts the entry of a 0-D tensor as a row
     weights = field.weights_or_ones(x.cached_dtype)[..., 0]
     rows = weights.nonzero(as_tuple=True)
     x.record_use(func)

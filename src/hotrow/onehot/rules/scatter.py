@@ -14,7 +14,7 @@ from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, meta_tensor, number_of_dtype
 from hotrow.onehot.tensor import OneHot
 
-_MAX_COMPARED = 64  # the maximum number of ids per row to compare pairwise
+_MAX_IDS = 64  # the maximum number of ids per row
 
 
 @rule(*overloads("scatter"), Tensor.scatter_, any_layout=True)
@@ -131,16 +131,13 @@ def _mark_as_one_hot(zeros: OneHot) -> None:
 def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
     """Return the weights of the scattered ids; None if all weights are 1."""
     count, is_bool = index.shape[-1], x.cached_dtype == torch.bool
-    if count > _MAX_COMPARED or (is_bool and (count > 1 or isinstance(src, Tensor) or src != 1)):
+    if count > _MAX_IDS or (is_bool and (count > 1 or isinstance(src, Tensor) or src != 1)):
         return NotImplemented
     if not isinstance(src, Tensor | int | float):
         return NotImplemented
     # If torch writes an entry twice, the entry keeps one of the values. In a field, however, the
     # weights of equal ids add up.
-    repeated = None
-    if count > 1:
-        repeated = (index.unsqueeze(-1) == index.unsqueeze(-2)).tril(-1).any(-1)
-        repeated = repeated if bool(repeated.any()) else None
+    repeated = _find_repeats(index) if count > 1 else None
     if isinstance(src, Tensor):
         fits = src.shape == index.shape and src.dtype == x.cached_dtype and repeated is None
         return src.clone() if fits else NotImplemented
@@ -148,3 +145,12 @@ def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
         return None
     number = number_of_dtype(src, x.cached_dtype).to(index.device).expand(index.shape)
     return number.clone() if repeated is None else number.masked_fill(repeated, 0)
+
+
+def _find_repeats(ids: Tensor) -> Tensor | None:
+    """Return which ids occur earlier in their row, or None if no id does."""
+    values, order = ids.sort(dim=-1, stable=True)
+    is_repeated = values[..., 1:] == values[..., :-1]
+    if not bool(is_repeated.any()):
+        return None
+    return torch.zeros_like(ids, dtype=torch.bool).scatter_(-1, order[..., 1:], is_repeated)
