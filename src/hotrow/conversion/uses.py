@@ -8,7 +8,7 @@ from typing import Any
 
 # Counting ids is faster than torch's sum over the batch if the one-hot has at least this many times
 # `min_entries` entries. The limits of the other operations are in `onehot/tensor.py`.
-COUNT_SIZE = 3
+COUNT_SIZE = 10
 
 
 def operation_name(func: Any, purpose: str = "") -> str:

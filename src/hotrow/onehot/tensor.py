@@ -32,6 +32,8 @@ SCATTER_SIZE, OTHER_SIZE = 10, 30
 # The time to select one row or one entry, relative to torch's time for a one-hot of 100,000
 # entries.
 _ROW_COST, _ENTRY_COST = 48e-5, 8e-5
+# Sums of rows, for several ids per row of the one-hot, take longer: the limit and the cost per id.
+BAG_SIZE, _BAG_COST = 2, 80e-5
 
 
 class OneHot(RuleTensor):
@@ -257,6 +259,8 @@ class OneHot(RuleTensor):
     @property
     def is_too_small_to_look_up(self) -> bool:
         """True if a converted model created the one-hot, and torch's product is just as fast."""
+        if any(isinstance(part, Field) and part.ids.shape[-1] > 1 for part in self._parts):
+            return self._is_small(BAG_SIZE, _BAG_COST)
         return self._is_small(1, _ROW_COST)
 
     @property
