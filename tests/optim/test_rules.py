@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hotrow import optim
 from hotrow.kernels import operators
 from hotrow.kernels.cpu.rows import FACTOR_SETS
 from hotrow.kernels.grouping import find_distinct, group, sum_by_row
@@ -33,6 +34,7 @@ from tests.support.training import (
     make_torch_optimizer,
     train_dense,
     train_long_double,
+    train_with_low_maximum,
 )
 
 CONFIGURATIONS = configurations()
@@ -802,3 +804,18 @@ def test_mutants_of_closed_forms_are_caught(mutant, name, kwargs, dtype, compile
     assert_three_way(name, kwargs, False, dtype, **batches)
     with pytest.raises(AssertionError, match="the rival's error plus 2 ulp"):
         assert_three_way(name, kwargs, False, dtype, mutant, **batches)
+
+
+# --- amsgrad with a maximum that is less than the second moment -----------------------------------
+
+
+@pytest.mark.parametrize("change", ["toggle", "reset"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_maximum_below_the_second_moment(change, compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    (weights, maximum), (torch_weights, torch_maximum) = (
+        train_with_low_maximum(library, change) for library in (optim, torch.optim)
+    )
+    assert_same_bits(maximum, torch_maximum)
+    torch.testing.assert_close(weights, torch_weights, rtol=1e-5, atol=1e-5)

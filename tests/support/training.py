@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch.testing._internal.common_optimizers import optim_db
 
+import hotrow
 from hotrow import optim
 from hotrow.cli.optimizer_options import EXECUTION_OPTIONS
 from hotrow.kernels.grouping import group, sum_by_row
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.updater import RowUpdater, step_together
+from hotrow.table.parameter import Table
 from hotrow.verify.sameness import Batches
 
 RULES = {name: getattr(optim, name).rule for name in optim.__all__}
@@ -216,3 +218,36 @@ def train_long_double(name, kwargs, batches):
         entry = tuple(map(float, rule.ledger_entry(options, t + 1, scalars)))
         w, slots = rule.update(w, LongDouble(g.numpy()), slots, entry, rule.flags(options))
     return w.values
+
+
+def train_with_low_maximum(library, change):
+    """Train with amsgrad until row 1 is idle, while its maximum is less than its second moment.
+
+    Returns:
+        the weights, and the maximum of the second moment.
+    """
+    layer = torch.nn.Embedding(3, 2, _weight=torch.ones(3, 2))
+    if library is optim:
+        layer = hotrow.convert(layer, min_entries=0)
+        assert isinstance(layer.weight, Table)
+    optimizer = library.AdamW(layer.parameters(), lr=0.1, amsgrad=True)
+
+    def step(row, gradient):
+        (layer(torch.tensor([row])) * gradient).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(300):  # in the first few hundred steps, missed steps are replayed
+        step(0, 1.0)
+    step(1, 0.1)
+    if change == "toggle":
+        optimizer.param_groups[0]["amsgrad"] = False
+        step(1, 10.0)
+        optimizer.param_groups[0]["amsgrad"] = True
+    else:
+        step(1, 10.0)
+        optimizer.state[layer.weight]["max_exp_avg_sq"].zero_()
+    for _ in range(20):
+        step(0, 1.0)
+    weights = layer.weight.detach().clone()
+    return weights, optimizer.state[layer.weight]["max_exp_avg_sq"].clone()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotrow import HotrowError
+from hotrow import HotrowError, optim
 from hotrow.kernels.grouping import group
 from hotrow.kernels.operators import take_bad_id
 from hotrow.kernels.triton.batch import DeviceIds
@@ -13,7 +13,7 @@ from hotrow.table.parameter import Table
 from tests.support.exhaustive import exhaustive
 from tests.support.gpu_model import COLUMNS, ROWS, make_training
 from tests.support.tolerance import assert_same_bits
-from tests.support.training import RULES
+from tests.support.training import RULES, train_with_low_maximum
 
 pytestmark = exhaustive
 
@@ -108,3 +108,12 @@ def test_gradients_that_are_expanded_or_transposed(interpret):
     assert bool((found[0][4] != 1).any())
     assert_same_bits(found[0], found[1])
     assert_same_bits(found[2], found[3])
+
+
+@pytest.mark.parametrize("change", ["toggle", "reset"])
+def test_a_maximum_below_the_second_moment(change, interpret):
+    interpret()
+    weights, maximum = train_with_low_maximum(optim, change)
+    torch_weights, torch_maximum = train_with_low_maximum(torch.optim, change)
+    torch.testing.assert_close(maximum, torch_maximum)
+    torch.testing.assert_close(weights, torch_weights, rtol=1e-5, atol=1e-5)

@@ -38,7 +38,11 @@ def advance_series(
     """Apply the power series of Adam, NAdam and RAdam."""
     dtype: tl.constexpr = w.dtype
     top = slots[len(slots) - 1]
-    if (end_step - t >= MIN_STEPS) & (t >= tl.load(numbers).to(tl.int32)):
+    may_skip = (end_step - t >= MIN_STEPS) & (t >= tl.load(numbers).to(tl.int32))
+    if len(slots) == 3:
+        behind = (top < slots[1]) & inside
+        may_skip = may_skip & (tl.max(behind.to(tl.int32), 0) == 0)
+    if may_skip:
         row = arrays[0] + t.to(tl.int64) * WIDTH
         remainder, tolerance = tl.load(row + REMAINDER), tl.load(numbers + 4)
         center, eps = tl.load(row + CENTER).to(dtype), tl.load(numbers + 3).to(dtype)

@@ -26,7 +26,9 @@ Otherwise, one step is replayed to make the remaining change smaller, and the bo
 again. At most a few dozen steps are replayed. Such replays occur in the first few hundred steps of
 a run, and in float64 if b2 is far from 1.
 
-With amsgrad, x is the square root of the largest v, which idle steps don't change, and y_k = c_k.
+With amsgrad, x is the square root of the largest v, and y_k = c_k. Idle steps don't change the
+largest v unless it is less than v, for example after the caller has reset it. Then one step is
+replayed, which makes it at least v.
 With coupled decay, an idle row has a nonzero gradient. The series doesn't include this gradient, so
 every missed step is replayed.
 """
@@ -103,6 +105,12 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
     cast = w.dtype.type
     one, eps, center = cast(1), cast(eps), cast(factors[CENTER])
     means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
+    if len(slots) == 3:
+        behind = 0
+        for j in range(len(w)):
+            behind += tops[j] < squares[j]
+        if behind:
+            return t
     if factors[REMAINDER] != 0:
         remainder, tolerance = cast(factors[REMAINDER]), cast(tolerance)
         inexact = 0  # counting over all columns without an early exit lets LLVM vectorize the loop
@@ -179,6 +187,7 @@ class PowerSeries(MissedStepSums):
         m, v, top = slots[0], slots[1], slots[-1]
         inexact = is_inexact(w, m, top, 1.0, eps, center, remainder, tolerance)
         exact_w = ~inexact.any(1, keepdim=True)
+        in_range = in_range & ~(top < v).any(1, keepdim=True)
         row = factor, *to_columns(shrinks, w), center
         w, m, v = apply_series(w, m, v, top, 1.0, eps, row, terms)
         return w, (m, v, *slots[2:]), (in_range & (exact_move | exact_w))[:, 0]
