@@ -25,6 +25,7 @@ from hotrow.disk.layout import Layout
 from hotrow.disk.mapped_tensor import MappedTensor, write_new
 from hotrow.disk.record import new_name
 from hotrow.optim.lag import RowLag
+from hotrow.table.parameter import Table
 from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 from tests.support.tolerance import assert_same_bits
@@ -676,3 +677,17 @@ def test_a_new_folder_has_the_default_permissions(tmp_path):
         disk.create(tmp_path / "u", 2.5, 3)
     with pytest.raises(HotrowError, match=r"rows is True and columns is 3, but both must be int"):
         disk.create(tmp_path / "u", True, 3)
+
+
+def test_a_save_without_the_state_of_a_second_parameter_is_refused(tmp_path):
+    with disk.create(tmp_path / "table", 10, 2) as store:
+        weight = torch.nn.Parameter(store.layer.weight)
+        optimizer = hotrow.optim.Adam([weight])
+        torch.nn.functional.embedding(torch.tensor([1]), weight).sum().backward()
+        optimizer.step()
+        assert type(weight) is Table
+        with pytest.raises(HotrowError, match="second parameter shares the rows"):
+            store.save()
+        del weight, optimizer
+        gc.collect()
+        store.save()

@@ -220,3 +220,39 @@ def test_a_gradient_in_the_memory_of_another_library_may_be_overwritten(wrap):
         gradients.append(layer.weight.grad.to_dense())
     assert type(layer.weight) is Table
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda g: torch.linalg.vector_norm(g, keepdim=True),
+        lambda g: torch.linalg.vector_norm(g, 3, None, True),
+        lambda g: torch._foreach_norm([g], 2, dtype=torch.float64)[0],
+        lambda g: torch._foreach_norm([g], float("inf"))[0],
+        lambda g: (g + g).to_dense(),
+        lambda g: g.mul_(1).add_(g).to_dense(),
+        lambda g: g.mul_(1).add_(g.detach()).to_dense(),
+    ],
+)
+@pytest.mark.parametrize("ids", [[1, 1, 2], [0, 1, 2]])  # some rows, or all of them
+def test_an_operation_on_the_gradient(change, ids):
+    found = []
+    plain = nn.Embedding(3, 2)
+    for layer in plain, hotrow.convert(copy.deepcopy(plain), min_entries=0):
+        layer(torch.tensor(ids)).pow(2).sum().backward()
+        found.append(change(layer.weight.grad))
+    assert type(layer.weight.grad) is RowGradient
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_second_derivatives_ignore_the_frequency_as_in_torch():
+    found = []
+    plain = nn.Embedding(5, 2, scale_grad_by_freq=True)
+    for layer in plain, hotrow.convert(copy.deepcopy(plain), min_entries=0):
+        factor = torch.ones(3, 2, requires_grad=True)
+        output = (layer(torch.tensor([1, 1, 3])) * factor).pow(2).sum()
+        gradient = torch.autograd.grad(output, layer.weight, create_graph=True)[0]
+        gradient.to_dense().pow(2).sum().backward()
+        found.append((factor.grad, layer.weight.grad.to_dense()))
+    assert type(layer.weight) is Table
+    torch.testing.assert_close(found[1], found[0])

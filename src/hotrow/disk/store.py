@@ -37,7 +37,7 @@ from hotrow.disk.run import describe_run, find_saved_run
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.lag import RowLag
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import Table, all_tables
 from hotrow.table.row_change import RowChange
 
 
@@ -420,6 +420,15 @@ class Store:
                 "after layer.double() or an assignment to weight.data",
                 fix="copy the values into the original table: weight.copy_(...) in torch.no_grad()",
             )
+        for other in all_tables():
+            if other is weight or not isinstance(other.lag, RowLag):
+                continue
+            if other.raw_data.data_ptr() == mapped.data_ptr():
+                raise HotrowError(
+                    f"a second parameter shares the rows in {self.folder}, and the save would lack "
+                    "its optimizer state",
+                    fix="train store.layer or its weight, not nn.Parameter(store.layer.weight)",
+                )
 
     def _previous_save(self) -> Record:
         """Return the record of the last save; finish that save if a full disk interrupted it."""

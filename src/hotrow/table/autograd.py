@@ -169,10 +169,8 @@ class _DifferentiableRowGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Look up the rows of `gradient`, the gradient with respect to the row gradient."""
         (ids,), options = ctx.saved_tensors, ctx.options
+        # Like torch, ignore `scale_by_frequency`.
         rows = F.embedding(ids, gradient.t() if options.columns else gradient)
-        if options.scale_by_frequency:
-            count = options.shape[1 if options.columns else 0]
-            rows = rows / _frequencies(find_distinct(ids, count))
         if options.padding_idx >= 0:
             rows = rows * (ids != options.padding_idx).unsqueeze(-1)
         return rows.reshape(ctx.shape), None, None

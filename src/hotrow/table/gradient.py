@@ -170,6 +170,8 @@ class RowGradient(Tensor):
             if devices.is_on_gpu(ids):
                 indices = (ids >= 0).nonzero()[:, 0]
                 ids, rows = ids[indices], rows[indices]
+            if rows.untyped_storage().data_ptr() == storage.rows.untyped_storage().data_ptr():
+                rows = rows.clone()  # the gradient is added to itself
             storage.rows.index_add_(0, ids, rows)
             return
         storage.batch, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
@@ -311,10 +313,17 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     rows = gradient.merge().row_storage.rows
     if rows.numel():
-        result = func(rows.reshape(-1), *args[1:], **kwargs)
+        result = func(rows.reshape(-1), order, **kwargs)
     else:  # torch raises an error for the infinity norm of an empty tensor
         result = rows.new_zeros((), dtype=kwargs.get("dtype"))
+    if len(args) > 3 and args[3]:  # keepdim
+        result = result.reshape(1, 1)
     return result if shards is None else shards.norm(result, float(order))
+
+
+def _vector_norm(gradient: Tensor, order: Any = 2, dtype: torch.dtype | None = None) -> Tensor:
+    result: Tensor = torch.linalg.vector_norm(gradient, order, dtype=dtype)
+    return result
 
 
 def _any(func: Any, args: Any, kwargs: Any) -> Any:
@@ -420,7 +429,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._is_any_true.default: _any,  # anomaly mode calls this on `isnan(gradient)`
     aten.any.default: _any,
     aten.linalg_vector_norm.default: _norm,
-    aten._foreach_norm.Scalar: _foreach(torch.linalg.vector_norm),
+    aten._foreach_norm.Scalar: _foreach(_vector_norm),
     aten._foreach_zero_.default: _foreach(Tensor.zero_),
     aten._foreach_mul_.Tensor: _foreach(Tensor.mul_),
     aten._foreach_mul_.Scalar: _foreach(Tensor.mul_),

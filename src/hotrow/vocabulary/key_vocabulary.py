@@ -37,7 +37,7 @@ class Vocabulary:
 
     Training with a growing vocabulary gives the same result as dense training with all rows from
     the start, if the optimizer doesn't change rows that no batch has touched yet. This is true
-    for all optimizers without weight decay, except ASGD.
+    for all optimizers without weight decay, except ASGD, and Rprop with a changing `lr`.
 
     Args:
         layer: an embedding layer with the rows for unknown keys, followed by a row for each known
