@@ -7,6 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import hotrow
 from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
@@ -107,3 +109,9 @@ def test_the_wheel_works_alone(tmp_path):
     done = subprocess.run(learn, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_text("utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("name", ["disk", "distributed", "vocabulary"])
+def test_subpackages_are_imported_when_they_are_first_used(name):
+    code = f"import sys, hotrow; assert 'hotrow.{name}' not in sys.modules; hotrow.{name}.__all__"
+    subprocess.run([sys.executable, "-c", code], check=True)

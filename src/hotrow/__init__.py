@@ -1,6 +1,8 @@
 """Embedding tables for PyTorch: exact dense training that updates only the touched rows."""
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from typing import Any as _Any
 
 from hotrow import optim
 from hotrow.conversion.convert import convert
@@ -27,3 +29,10 @@ __all__ = [
     "one_hot",
     "optim",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """Import a subpackage when it is first used, because importing it takes time."""
+    if name in ("disk", "distributed", "vocabulary"):
+        return _import_module(f"hotrow.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

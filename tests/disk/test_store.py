@@ -691,3 +691,24 @@ def test_a_save_without_the_state_of_a_second_parameter_is_refused(tmp_path):
         del weight, optimizer
         gc.collect()
         store.save()
+
+
+def test_close_closes_all_files_at_once(tmp_path):
+    with disk.create(tmp_path / "table", 10, 2) as store:
+        optimizer = hotrow.optim.Adam(store.layer.parameters())
+        store.layer(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        store.save()
+    del optimizer
+    gc.collect()
+    count = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        stores = []
+        for _ in range(3):
+            stores.append(disk.open(tmp_path / "table"))
+            stores[-1].close()
+            stores[-1].close()
+        assert len(os.listdir("/proc/self/fd")) == count
+    finally:
+        gc.enable()

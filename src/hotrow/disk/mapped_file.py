@@ -127,6 +127,10 @@ class MappedFile:
         self._memory.map(0, self.layout.file_bytes, self._descriptor.number)
         os.posix_fadvise(self._descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
 
+    def close(self) -> None:
+        """Close the file. The memory stays mapped."""
+        self._descriptor.close()
+
     # --- Changes in the number of rows -----------------------------------------------------------
 
     def resized(self, layout: Layout) -> MappedFile:
@@ -219,11 +223,15 @@ class MappedFile:
 
 
 class _Descriptor:
-    """A file descriptor that is closed once no `MappedFile` uses it."""
+    """A file descriptor that is closed by `close`, or once no `MappedFile` uses it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.number = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self.number)
+        self._close = weakref.finalize(self, os.close, self.number)
+
+    def close(self) -> None:
+        self.number = -1
+        self._close()
 
 
 def _read_exactly(file: IO[bytes], count: int) -> bytes:

@@ -131,6 +131,11 @@ class MappedTensor:
         values = self.file.bytes[PAGE:].view(NUMPY_DTYPES[self.layout.dtype])
         return torch.from_numpy(values.reshape(self.layout.shape))
 
+    def close(self) -> None:
+        """Close the files. The values stay mapped."""
+        self.file.close()
+        self._sums_file.close()
+
     def resized(self, rows: int) -> MappedTensor:
         """Return this tensor with this many rows; see `MappedFile.resized`."""
         layout, result = self.layout.with_rows(rows), copy.copy(self)

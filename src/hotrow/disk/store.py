@@ -228,6 +228,8 @@ class Store:
         with self._access.exclusive():
             self._is_open = False
             self._folder.close()
+            for file in (*self.files(), *self._new_files.values()):
+                file.close()
 
     def check_rows(self, rows: Tensor | None) -> None:
         """Check the pages that contain these rows, or all pages, before they are used.
