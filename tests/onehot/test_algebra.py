@@ -87,6 +87,7 @@ EXACT = """
     x.flip([0, 2]) @ t.w
     (x * t.n).flip(-1, 0)
     x.nonzero()
+    x.bool()[..., 1:].cumsum(0)
     (x * t.n).nonzero()[:, 2]
     x[0].nonzero(as_tuple=True)[1]
     x.max(-1)[0]
@@ -358,6 +359,8 @@ FALLBACKS = """
     F.binary_cross_entropy_with_logits(t.q, x, reduction="batchmean")
     (t.q > 0) - x
     x - (t.q > 0)
+    x[0, 0].nonzero()
+    x[0, 0].nonzero(as_tuple=True)[0]
 """
 
 
@@ -630,6 +633,7 @@ ROUNDED = """
     F.binary_cross_entropy_with_logits(t.q.mT, x.mT, pos_weight=t.c.detach().abs().unsqueeze(-1))
     F.kl_div(t.q.log_softmax(-1), x, reduction="batchmean")
     F.kl_div(t.q.log_softmax(-1), x, reduction="sum")
+    F.cross_entropy(t.q[0], x[0].bool().logical_and(x[0].bool()).to(x.dtype))
     F.kl_div(t.q.log_softmax(-1), x * 0.9 + 0.02, reduction="batchmean")
     (1 - x) * (1 - t.q.sigmoid()) + x * t.q.sigmoid()
     (t.q.softmax(-1) * x).sum((0, 1)) * 2 / (t.q.softmax(-1).sum((0, 1)) + x.sum((0, 1)))
@@ -767,3 +771,21 @@ def test_no_tensor_of_the_size_of_the_one_hot(shape):
         (place * (place < 2)).sum(-1)
         ((x.cumsum(-2) - x + x.sum(-2, keepdim=True)) * x).sum(-1)
     assert largest.size <= 8 * 8 * classes
+
+
+def test_results_follow_the_default_dtype():
+    ids = torch.tensor([3, 0, 3])
+    expressions = [
+        lambda x: x / 2,
+        lambda x: x * 0.9 + 0.1 / 8,
+        lambda x: (x * 0.9 + 0.1 / 8).softmax(-1),
+        lambda x: torch.where(x > 0, 1.0, 0.0),
+    ]
+    default = torch.get_default_dtype()
+    try:
+        for dtype in torch.float32, torch.float64, torch.float32:
+            torch.set_default_dtype(dtype)
+            for run in expressions:
+                assert_alike(run(one_hot(ids, 8)), run(F.one_hot(ids, 8)), strides=False)
+    finally:
+        torch.set_default_dtype(default)

@@ -89,7 +89,9 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
         parts,
         out if out.is_contiguous() else meta_tensor(x).to(dtype, copy=True),
         lambda t: t.to(device=device, dtype=dtype),
-        fill=x.fill if x.fill == 0 else torch.tensor(x.fill, dtype=x.cached_dtype).to(dtype).item(),
+        fill=torch.tensor(x.fill, dtype=x.cached_dtype).to(dtype).item()
+        if x.fill or x.fill is False
+        else x.fill,
     )
 
 

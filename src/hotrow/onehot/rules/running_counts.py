@@ -44,7 +44,8 @@ def _adds_exactly(x: OneHot, field: Field, dtype: torch.dtype) -> bool:
         return False
     total: Tensor | int = field.ids.numel()
     if field.weights is not None:
-        if bool((field.weights != field.weights.round()).any()):
+        weights = field.weights
+        if weights.is_floating_point() and bool((weights != weights.round()).any()):
             return False
         total = field.weights.double().abs().sum()
     return bool(total <= _LARGEST_SUM[dtype])
