@@ -254,3 +254,23 @@ def test_the_report_says_which_one_hots_it_lists():
     model(hotrow.one_hot(torch.tensor([1, 2]), 5, torch.float32))
     assert str(convert.report(model)) == NOTHING_FOUND
     assert "hotrow.one_hot needs no conversion" in NOTHING_FOUND
+
+
+def test_the_report_names_the_operations_and_columns_of_the_code():
+    class Networks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.lstm = nn.Conv1d(300, 4, 3), nn.LSTM(300, 3)
+            self.bilinear = nn.Bilinear(300, 2, 5)
+
+        def forward(self, ids, other):
+            x = F.one_hot(ids, 300).float()
+            total = self.conv(x.mT).sum() + self.lstm(x)[0].sum() + self.bilinear(x, other).sum()
+            return total + torch.zeros(4, 21, 32).scatter_(1, ids[:, None] % 21, 1).sum()
+
+    model = convert(Networks(), min_entries=0)
+    model(torch.randint(300, (4, 32)), torch.randn(4, 32, 2))
+    one_hot, zeros = convert.report(model).findings
+    names = ("conv1d(300, 4, 3)", "lstm(300, 3)", "bilinear(300, 2, 5)")
+    assert one_hot.how.startswith(", ".join(f"{name} looked up" for name in names))
+    assert zeros.what.startswith("zeros.scatter, 21 columns, ")

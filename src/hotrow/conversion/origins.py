@@ -7,11 +7,10 @@ import weakref
 from collections import Counter
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hotrow.conversion.sampling import Search, call_states
-from hotrow.conversion.uses import COUNT_SIZE, SmallSize, operation_name, product_name
+from hotrow.conversion.uses import COUNT_SIZE, SmallSize, operation_name
 from hotrow.onehot.parts import Field
 from hotrow.onehot.tensor import OTHER_SIZE, SCATTER_SIZE, OneHot
 from hotrow.table.stack import location_of
@@ -47,7 +46,7 @@ class Origin:
         self._record = record
         self.path, self.location, self.operation = path, location, operation
         self.widths: dict[int, None] = {}
-        self.product_counts: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape)
+        self.product_counts: Counter[str] = Counter()
         self.use_counts: Counter[str] = Counter()
         self.contraction_count = 0
         self.small_uses: dict[str, SmallSize | None] = {}
@@ -78,11 +77,17 @@ class Origin:
             _current_search().used.add(self)  # every operation on `x` may be faster
         x.origins = frozenset([self])
 
-    def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
-        """Record that a product with this weight became a lookup."""
+    def replace_width(self, recorded: int, width: int) -> None:
+        """Correct the column count: the class axis of a tensor of zeros is known only later."""
+        if recorded != width:
+            self.widths.pop(recorded, None)
+            self.widths[width] = None
+
+    def record_product(self, name: str, entries: int) -> None:
+        """Record that the product with this name became a lookup."""
         self._small_size = None
         self.max_product_entries = max(self.max_product_entries, entries)
-        self.product_counts[columns, weight.shape] += 1
+        self.product_counts[name] += 1
         _current_search().is_faster = True
 
     def record_use(self, func: Any, entries: int, is_faster: bool) -> None:
@@ -147,9 +152,9 @@ class Origin:
         """Record the `SmallSize` for which torch is as fast as the operation that is running."""
         self._small_size, self._small_name = SmallSize(*size), ""
 
-    def record_small_product(self, weight: Tensor, columns: bool) -> None:
+    def record_small_product(self, name: str) -> None:
         """Record that the operation for which the one-hot is too small is this product."""
-        self._small_name = product_name(columns, weight.shape)
+        self._small_name = name
 
     def record_small_contraction(self, func: Any, purpose: str) -> None:
         """Record that the operation for which the one-hot is too small is this contraction."""
@@ -191,7 +196,7 @@ class Origin:
 
     def describe_products(self) -> list[str]:
         """Describe the products that became lookups."""
-        return [product_name(columns, shape) for columns, shape in self.product_counts]
+        return list(self.product_counts)
 
     def describe_small_uses(self) -> list[str]:
         """Describe the operations for which torch was as fast, with the limits."""
@@ -235,9 +240,9 @@ class Total:
         """Record the `SmallSize` for which torch is as fast as the operation that is running."""
         self._small_size = SmallSize(*size)
 
-    def record_small_product(self, weight: Tensor, columns: bool) -> None:
+    def record_small_product(self, name: str) -> None:
         """Record a product for which the sum is too small; such a sum is a bag of ids."""
-        self._record_small_use(product_name(columns, weight.shape))
+        self._record_small_use(name)
 
     def record_small_contraction(self, func: Any, purpose: str) -> None:
         """Record a contraction for which the sum is too small."""

@@ -17,11 +17,6 @@ def operation_name(func: Any, purpose: str = "") -> str:
     return f"{purpose} ({name})" if purpose else name
 
 
-def product_name(columns: bool, shape: Any) -> str:
-    """Return the name of the product of a one-hot with a weight of this shape."""
-    return f"linear({shape[1]}, {shape[0]})" if columns else f"matmul({shape[0]}, {shape[1]})"
-
-
 @dataclass(frozen=True)
 class SmallSize:
     """The size of a one-hot for which torch is as fast as an operation on the ids.

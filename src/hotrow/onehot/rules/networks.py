@@ -37,7 +37,8 @@ def _(func: Any, input: Any, hidden: Any, weights: Any, *options: Any) -> Any:
     width = weights[0].shape[0]
     if input.width < _MIN_CLASSES_PER_GATE * width * directions:
         return USE_TORCH if input.origins else NotImplemented
-    rows = [look_up_product(input, weights[i], columns=True) for i in first]
+    name = f"{func.__name__}({input.width}, {weights[1].shape[1]})"
+    rows = [look_up_product(input, weights[i], columns=True, name=name) for i in first]
     if not all(isinstance(each, Tensor) for each in rows):
         return rows[0]
     changed = list(weights)
@@ -72,7 +73,8 @@ def _(
     out = meta_result(func, (input, weight, bias, stride, padding, dilation))
     outputs, classes, size = weight.shape
     table = weight.permute(1, 2, 0).reshape(classes, size * outputs)
-    rows = look_up_product(input.transpose(1, 2), table)  # (N, L, size * outputs)
+    name = f"conv1d({classes}, {outputs}, {size})"
+    rows = look_up_product(input.transpose(1, 2), table, name=name)  # (N, L, size * outputs)
     if not isinstance(rows, Tensor):
         return rows
     rows = F.pad(rows, (0, 0, padding, padding))

@@ -110,8 +110,17 @@ def autocast_dtype(device: torch.device, dtypes: set[torch.dtype]) -> torch.dtyp
     return torch.get_autocast_dtype(device.type) if dtypes <= _AUTOCAST_DTYPES else None
 
 
-def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | None = None) -> Any:
-    """Return `product` plus the bias, or NotImplemented to leave the operation to torch."""
+def look_up_product(
+    x: Any,
+    weight: Any,
+    columns: bool = False,
+    bias: Tensor | None = None,
+    name: str | None = None,
+) -> Any:
+    """Return `product` plus the bias, or NotImplemented to leave the operation to torch.
+
+    `name` describes the product in the report, for example "linear(300, 12)".
+    """
     if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not isinstance(weight, Tensor):
         return NotImplemented
     device = x.cached_device
@@ -129,12 +138,15 @@ def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | N
     if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
         return NotImplemented  # nothing to look up
     if x.origins and not is_compiling():
+        if name is None:
+            inputs, outputs = reversed(weight.shape) if columns else weight.shape
+            name = f"{'linear' if columns else 'matmul'}({inputs}, {outputs})"
         if x.is_too_small_to_look_up:
             for origin in x.origins:
-                origin.record_small_product(weight, columns)
+                origin.record_small_product(name)
             return USE_TORCH
         for origin in x.origins:
-            origin.record_product(weight, columns, x.entries)
+            origin.record_product(name, x.entries)
     if x.cached_dtype != weight.dtype:
         x = cast(x, weight.dtype, None, copy=False)
         if x is NotImplemented:
@@ -163,7 +175,8 @@ def _(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None =
     count, outputs, inner = by_id.shape
     if other.shape != (*x.sizes[:-1], inner) or (bias is not None and bias.shape != (outputs,)):
         return NotImplemented
-    rows = look_up_product(x, by_id.reshape(count, outputs * inner))
+    name = f"bilinear({weight.shape[1]}, {weight.shape[2]}, {outputs})"
+    rows = look_up_product(x, by_id.reshape(count, outputs * inner), name=name)
     if not isinstance(rows, Tensor):
         return rows
     if rows.dtype != other.dtype:

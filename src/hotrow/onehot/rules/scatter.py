@@ -49,6 +49,8 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
         return NotImplemented
     filled = Field(index.clone(), weights, x.sizes[axis])
     _mark_as_one_hot(x)
+    for origin in x.origins:
+        origin.replace_width(x.sizes[-1], x.sizes[axis])
     if func.__name__ == "scatter":
         at_axis = filled.ids.movedim(-1, axis)
         return derive(
