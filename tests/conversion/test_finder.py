@@ -1,6 +1,7 @@
 """`convert` finds the one-hots in a model's own code and leaves everything else unchanged."""
 
 import copy
+import dataclasses
 import io
 import pickle
 import threading
@@ -1243,3 +1244,34 @@ def test_a_scripted_function_gets_the_dense_tensor():
     assert type(result) is torch.Tensor
     assert_same_bits(result, Scripted()(IDS))
     assert len(convert.report(model).findings) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    one_hot: torch.Tensor
+    others: list
+    inner: object = None
+
+
+def test_one_hots_in_a_returned_dataclass_become_plain_tensors():
+    class Returning(nn.Module):
+        def forward(self, ids):
+            x = F.one_hot(ids, 5).float()
+            inner = Output(x, [{"a": (x * 2,)}])
+            result = Output(x, [inner, 3], inner)
+            object.__setattr__(inner, "inner", result)  # a cycle
+            return [result]
+
+    (output,) = convert(Returning())(IDS)
+    (expected,) = Returning()(IDS)
+    assert type(output) is Output
+    assert output.others[0] is output.inner
+    assert output.inner.inner is output
+    pairs = [
+        (output.one_hot, expected.one_hot),
+        (output.inner.one_hot, expected.inner.one_hot),
+        (output.inner.others[0]["a"][0], expected.inner.others[0]["a"][0]),
+    ]
+    for one, other in pairs:
+        assert type(one) is torch.Tensor
+        assert_same_bits(one, other)

@@ -12,6 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -304,13 +305,27 @@ def _run_under(mode: Any, method: Any, module: Any, args: Any, kwargs: Any) -> A
             sampler.end_search()
 
 
-def _materialize_outputs(value: Any) -> Any:
+_MAX_DEPTH = 8  # of dataclasses, which may contain themselves
+
+
+def _materialize_outputs(value: Any, depth: int = 0) -> Any:
     """Materialize the one-hots in an output, so that the model returns plain tensors."""
-    if isinstance(value, Tensor):
-        return _materialize_output(value) if isinstance(value, OneHot) else value
-    if any(isinstance(leaf, OneHot) for leaf in tree_leaves(value)):
+    if isinstance(value, OneHot):
+        return _materialize_output(value)
+    if isinstance(value, Tensor) or depth > _MAX_DEPTH:
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            old = getattr(value, field.name, None)
+            new = _materialize_outputs(old, depth + 1)
+            if new is not old:
+                object.__setattr__(value, field.name, new)  # the dataclass may be frozen
+        return value
+    if any(isinstance(leaf, OneHot) or is_dataclass(leaf) for leaf in tree_leaves(value)):
         return tree_map(
-            _materialize_outputs, value, is_leaf=lambda leaf: isinstance(leaf, torch.Size)
+            lambda leaf: _materialize_outputs(leaf, depth + 1),
+            value,
+            is_leaf=lambda leaf: isinstance(leaf, torch.Size),
         )
     return value
 
