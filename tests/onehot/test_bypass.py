@@ -319,6 +319,8 @@ def test_write_after_the_use_matches_torch(run):
     x[0] = q[0]; x @ W, Double(x)
     x.copy_(q); x, Double(x)
     y = x[:2]; x.mul_(v); y, y @ W
+    y, *z = x; x[0] = q[0]; x[1] = 2 * q[1]; x, x @ W
+    y, z = x.chunk(2); x[0] = q[0]; x[3] = 2 * q[3]; x, x @ W
     y = made(q); y * 2, y[1:], y.t(), -y
     y = made(q); y.sum(0), y.mean(0), y.float().double(), y.clone(), y.detach()
     y = made(q); y.view(20), y.unsqueeze(0), y.expand(2, 5, 4), y[torch.tensor([1, 0])]

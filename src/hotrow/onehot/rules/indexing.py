@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,11 +37,19 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
 
     if isinstance(out, Tensor):
         return map_batch(x, out, transform, transform, list(find_instances((args, kwargs), Tensor)))
-    # Rerunning the operation for each result is cheap, because it touches only ids and weights.
-    return tuple(
-        map_batch(x, each, lambda t, i=i: transform(t)[i], lambda t, i=i: transform(t)[i])  # type: ignore[misc]
-        for i, each in enumerate(out)
-    )
+    # Autograd doesn't allow in-place changes of the views that `unbind` and `split` return.
+    pieces: list[OneHot] = []
+    (dim,), start = dims, 0
+    for piece in out:
+        if piece.ndim < len(x.sizes):
+            view: Callable[[Tensor], Tensor] = functools.partial(
+                torch.select, dim=dim, index=len(pieces)
+            )
+        else:
+            view = functools.partial(torch.narrow, dim=dim, start=start, length=piece.shape[dim])
+            start += piece.shape[dim]
+        pieces.append(map_batch(x, piece, view, view))
+    return tuple(pieces)
 
 
 _DIM_POSITIONS = {"select": 0, "narrow": 0, "index_select": 0, "flip": 0, "roll": 1, "unbind": 0}
