@@ -580,3 +580,39 @@ def test_a_detached_read_of_a_weighted_one_hot_is_not_a_use():
     x.retain_grad()
     x.sum().backward()
     assert torch.equal(x.grad, torch.ones(5, 4))
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_to_dense_returns_an_ordinary_tensor_that_shares_memory(scale):
+    x = one_hot(torch.tensor([1, 3]), 5).float()
+    x = x if scale is None else x * scale
+    dense = x.to_dense()
+    assert type(dense) is torch.Tensor
+    assert torch.equal(dense, x + 0)
+    dense[0, 0] = 7
+    assert x[0, 0] == 7
+    assert x.to_dense(dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("uses", [lambda x, z: torch.cat([x, z], -1), lambda x, z: 2 * x + z.sum()])
+def test_a_gradient_penalty_of_a_dense_one_hot(uses):
+    found = []
+    for encode in F.one_hot, one_hot:
+        z = torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
+        leaf = encode(torch.tensor([1, 3]), 5).double().requires_grad_()
+        x = leaf.to_dense()
+        (gradient,) = torch.autograd.grad(uses(x, z).exp().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        found.append((gradient.detach(), z.grad, leaf.grad))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_to_dense_in_a_compiled_model():
+    class Model(torch.nn.Module):
+        def forward(self, ids):
+            x = F.one_hot(ids, 5).float().to_dense()
+            return x.exp()
+
+    ids = torch.tensor([1, 3])
+    model = torch.compile(convert(Model()), backend="aot_eager")
+    assert torch.equal(model(ids), Model()(ids))

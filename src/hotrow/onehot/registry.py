@@ -236,7 +236,7 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(
             f"{func} runs below autograd on a one-hot that requires grad, so its gradient would be "
-            "lost; make the one-hot dense first, for example with x + 0"
+            "lost; make the one-hot dense first: x = x.to_dense()"
         )
     for x in written:
         x.materialize(permanent=True)

@@ -218,7 +218,7 @@ class OneHot(RuleTensor):
                 raise RuntimeError(
                     "the gradient of this one-hot is unknown, because hotrow has computed an "
                     "operation from its ids and weights; call x.retain_grad() on the one-hot x, or "
-                    "x = x + 0, before you use x"
+                    "x = x.to_dense(), before you use x"
                 )
             return proxy
         return self.materialize(permanent=True)
@@ -233,7 +233,7 @@ class OneHot(RuleTensor):
         if has_own_grad and is_compiling() and torch.is_grad_enabled():
             raise RuntimeError(
                 "torch.compile cannot trace the gradient of a one-hot that requires grad and was "
-                "created outside of the graph; make it dense there, for example with x + 0"
+                "created outside of the graph; make it dense there: x = x.to_dense()"
             )
         return has_own_grad
 

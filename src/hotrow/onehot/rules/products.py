@@ -39,7 +39,7 @@ class _AddProxyProduct(torch.autograd.Function):
         if torch.is_grad_enabled() and not ctx.is_plain:
             raise NotImplementedError(
                 "second derivatives are not supported for a scaled or summed one-hot that requires "
-                "grad: make the one-hot dense first, for example with x + 0"
+                "grad: make the one-hot dense first: x = x.to_dense()"
             )
         dense = gradient @ (weight if ctx.columns else weight.t()).to(gradient.dtype)
         zero = None

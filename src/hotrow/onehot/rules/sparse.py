@@ -1,4 +1,4 @@
-"""Conversion to a sparse tensor, which also stores only the ids."""
+"""Conversion to a sparse tensor, which also stores only the ids, and to an ordinary tensor."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def _(func: Any, x: OneHot) -> Any:
     return torch.sparse_coo_tensor(
         indices, weights[places], x.sizes, is_coalesced=True, check_invariants=False
     )
+
+
+@rule(Tensor.to_dense, any_layout=True)
+def _(func: Any, x: OneHot, dtype: torch.dtype | None = None, masked_grad: Any = None) -> Tensor:
+    """Return an ordinary tensor; without a new dtype, it shares the memory of the one-hot."""
+    for origin in x.origins:
+        origin.record_dense(x.entries)
+        origin.record_fallback(func, False, x.has_many_zeros)
+    dense = x.materialize()
+    return dense if dtype is None else dense.to(dtype)
