@@ -320,7 +320,7 @@ def test_a_save_in_another_thread_waits_for_a_change_of_the_rows(store):
 
 
 def test_a_save_is_refused_while_another_thread_creates_the_state(tmp_path):
-    text = "because another thread is changing the rows or creating the optimizer state"
+    text = "because another thread is creating the optimizer state"
     store = disk.create(tmp_path / "t", ROWS, COLUMNS)
     vocabulary.resize(store.layer, ROWS + 100)
     row_steps = store.row_steps

@@ -55,8 +55,7 @@ class FileAccess:
             finally:
                 self._is_busy = False
 
-    # Some changes consist of several operations: first, the files are prepared, and later, the
-    # table and its optimizer start to use them.
+    # The first step creates the files of the optimizer state one by one, and uses them later.
 
     def begin_change(self, change: object) -> None:
         """Refuse saves by other threads until `end_change`, or until `change` is deleted."""
@@ -71,7 +70,7 @@ class FileAccess:
         is_changing = self._change is not None and self._change() is not None
         if is_changing and self._changing_thread != threading.get_ident():
             raise HotrowError(
-                f"{self._folder} cannot be saved now, because another thread is changing the rows "
-                "or creating the optimizer state of the table",
+                f"{self._folder} cannot be saved now, because another thread is creating the "
+                "optimizer state of the table",
                 fix="save again later, or save in the thread that trains the table",
             )

@@ -340,12 +340,9 @@ class Store:
             self._check_owner()
             if change.sources is not None:
                 self.check_rows(None)
-            result = ResizedFiles(self._folder, self._files, change, self._complete_change)
-            self._access.begin_change(result)
-            return result
+            return ResizedFiles(self._folder, self._files, change, self._complete_change)
 
     def _complete_change(self, files: dict[str, MappedTensor], change: RowChange) -> None:
-        self._access.end_change()
         self._files = files
         is_checked = np.ones(change.new_count, np.bool_)  # added rows don't come from the files
         if change.sources is None:
