@@ -64,7 +64,7 @@ class Finder(TorchFunctionMode):
         if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
         frame = sys._getframe(1)
-        if pattern is _constant and not _scatters(frame):
+        if pattern in _CONSTANTS and not _CONSTANTS[pattern](frame.f_code):
             return func(*args, **kwargs)
         # Don't search in a checkpointed function, because torch recomputes it outside this mode.
         if call_states.current.saved_tensor_hook is not saved_tensor_hook():
@@ -298,14 +298,18 @@ def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
 _SCATTERS = {"scatter", "scatter_", "index_fill", "index_fill_", "index_put", "index_put_"}
 
 
-def _scatters(frame: Any) -> bool:
-    """Return whether the function that creates the tensor also writes to a tensor by index."""
-    return _writes_by_index(frame.f_code)
+@functools.lru_cache(4096)
+def _makes_no_parameter(code: Any) -> bool:
+    """Return whether the function creates no `nn.Parameter`, which must be an ordinary tensor."""
+    return "Parameter" not in code.co_names
 
 
 @functools.lru_cache(4096)
-def _writes_by_index(code: Any) -> bool:
+def _scatters(code: Any) -> bool:
+    """Return whether the function that creates the tensor also writes to a tensor by index."""
     names = code.co_names
+    if not _makes_no_parameter(code):
+        return False
     if not _SCATTERS.isdisjoint(names):
         return True
     # `zeros[arange(N), ids] = 1` creates a tuple and stores an item. A loop that stores single
@@ -317,6 +321,9 @@ def _writes_by_index(code: Any) -> bool:
     makes_tuple = any(each.opname == "BUILD_TUPLE" for each in instructions)
     return once and makes_tuple and not {"arange", "range"}.isdisjoint(names)
 
+
+# Patterns that match constants, with the functions in which they are searched for.
+_CONSTANTS: dict[Any, Callable[[Any], bool]] = {_constant: _scatters, _eye: _makes_no_parameter}
 
 _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
     F.one_hot: _one_hot,

@@ -12,7 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -158,8 +158,10 @@ def _watch_parameters() -> None:
 def _dense_parameter(module: nn.Module, name: str, parameter: Any) -> nn.Parameter | None:
     if not isinstance(parameter, OneHot):
         return None
-    dense = parameter.materialize(permanent=True).detach()
-    return nn.Parameter(dense, requires_grad=parameter.requires_grad)
+    if parameter.parameter is None:  # a tied parameter is registered more than once
+        dense = parameter.materialize(permanent=True).detach()
+        parameter.parameter = nn.Parameter(dense, requires_grad=parameter.requires_grad)
+    return parameter.parameter
 
 
 def _is_torch_layer(module: nn.Module) -> bool:
@@ -314,20 +316,30 @@ def _materialize_outputs(value: Any, depth: int = 0) -> Any:
         return _materialize_output(value)
     if isinstance(value, Tensor) or depth > _MAX_DEPTH:
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            old = getattr(value, field.name, None)
-            new = _materialize_outputs(old, depth + 1)
-            if new is not old:
-                object.__setattr__(value, field.name, new)  # the dataclass may be frozen
+    leaves = tree_leaves(value)
+    if len(leaves) == 1 and leaves[0] is value:  # not a container
+        if is_dataclass(value) and not isinstance(value, type):
+            _materialize_fields(value, depth)
         return value
-    if any(isinstance(leaf, OneHot) or is_dataclass(leaf) for leaf in tree_leaves(value)):
+    if any(isinstance(leaf, OneHot) or is_dataclass(leaf) for leaf in leaves):
         return tree_map(
             lambda leaf: _materialize_outputs(leaf, depth + 1),
             value,
             is_leaf=lambda leaf: isinstance(leaf, torch.Size),
         )
     return value
+
+
+def _materialize_fields(value: Any, depth: int) -> None:
+    for field in fields(value):
+        old = getattr(value, field.name, None)
+        new = _materialize_outputs(old, depth + 1)
+        if new is old:
+            continue
+        try:
+            setattr(value, field.name, new)
+        except FrozenInstanceError:
+            object.__setattr__(value, field.name, new)
 
 
 def _materialize_output(value: OneHot) -> Tensor:

@@ -62,7 +62,7 @@ class Origin:
     @property
     def min_entries(self) -> int:
         """The minimum size, in entries, of a one-hot whose products become lookups."""
-        return self._record.min_entries
+        return self._record.min_entries * CREATION_COSTS.get(self.operation, 1)
 
     @property
     def is_used(self) -> bool:
@@ -318,8 +318,11 @@ class Record:
 
 
 _ZEROS = "zeros.scatter"
+_EYE = "eye[ids]"
+# Finding these one-hots takes longer than for `F.one_hot`, so they must have more entries.
+CREATION_COSTS = {_ZEROS: 3, _EYE: 4, "embedding(ids, eye)": 4}
 _OPERATIONS = {
-    "__getitem__": "eye[ids]", "embedding": "embedding(ids, eye)", "index_select": "eye[ids]",
+    "__getitem__": _EYE, "embedding": "embedding(ids, eye)", "index_select": _EYE,
     "__eq__": "ids == arange", "eq": "ids == arange",
     "__ne__": "ids != arange", "ne": "ids != arange", "not_equal": "ids != arange",
     "zeros": _ZEROS, "zeros_like": _ZEROS, "new_zeros": _ZEROS,

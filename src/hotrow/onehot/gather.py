@@ -127,4 +127,5 @@ def gather_from_field(field: Field, fill: float, ids: Tensor, dtype: torch.dtype
         return torch.where(matches.any(-1), weights.squeeze(-1), fill)
     if dtype == torch.bool:
         return (matches & weights).any(-1)
-    return (matches * weights).sum(-1, dtype=dtype)
+    # With a product, an infinite gradient of the result would become NaN where no id matches.
+    return torch.where(matches, weights, 0).sum(-1, dtype=dtype)

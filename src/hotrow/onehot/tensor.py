@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy, is_transforming
@@ -32,8 +32,10 @@ SCATTER_SIZE, OTHER_SIZE = 10, 30
 # The time to select one row or one entry, relative to torch's time for a one-hot of 100,000
 # entries.
 _ROW_COST, _ENTRY_COST = 48e-5, 8e-5
-# Sums of rows, for several ids per row of the one-hot, take longer: the limit and the cost per id.
+# Several ids per row take longer: the limit and the cost per id. With dense columns, a product is
+# computed in addition to the lookup.
 BAG_SIZE, _BAG_COST = 2, 80e-5
+_DENSE_COLUMNS_SIZE = 3
 
 
 class OneHot(RuleTensor):
@@ -60,6 +62,7 @@ class OneHot(RuleTensor):
             autograd passes the operation's gradient to the parts, but not to this tensor.
         retains_source_grad: whether `source_grad` is this tensor's `grad`.
         source_grad: the gradient of `gradient_source` so far.
+        parameter: the parameter that a module stores in place of this tensor, or None.
 
     Args:
         parts: the parts, in column order.
@@ -90,6 +93,7 @@ class OneHot(RuleTensor):
     was_read: bool
     retains_source_grad: bool
     source_grad: Tensor | None
+    parameter: nn.Parameter | None
     _axis_layout: Layout | None
     _plain_layout: Layout | None  # caches `axis_layout` if `_axis_layout` is None
     cached_dtype: torch.dtype
@@ -127,7 +131,7 @@ class OneHot(RuleTensor):
         self._views = {}
         self.fill, self._axis_layout, self._plain_layout = fill, layout, None
         self.difference, self.was_read = None, False
-        self.retains_source_grad, self.source_grad = False, None
+        self.retains_source_grad, self.source_grad, self.parameter = False, None, None
         self._dense, self._dense_version, self._graph = None, 0, None
         if self._has_trained_parts:
             self.connect()
@@ -261,7 +265,8 @@ class OneHot(RuleTensor):
         """True if a converted model created the one-hot, and torch's product is just as fast."""
         if any(isinstance(part, Field) and part.ids.shape[-1] > 1 for part in self._parts):
             return self._is_small(BAG_SIZE, _BAG_COST)
-        return self._is_small(1, _ROW_COST)
+        has_columns = any(isinstance(part, DenseColumns) for part in self._parts)
+        return self._is_small(_DENSE_COLUMNS_SIZE if has_columns else 1, _ROW_COST)
 
     @property
     def is_too_small_to_scatter(self) -> bool:
@@ -439,6 +444,8 @@ class OneHot(RuleTensor):
     def connect(self) -> None:
         """Make autograd pass this tensor's gradient on to the tensors that make up this tensor."""
         if is_compiling() or not torch.is_grad_enabled() or is_transforming():
+            return
+        if torch._C._is_tracing():  # torch.jit.trace can't record in-place functions of autograd
             return
         if self.has_own_grad:
             return

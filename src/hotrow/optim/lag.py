@@ -90,9 +90,16 @@ class RowLag:
         self.values = table.raw_data
         # Unlike `RowState`, dict's own method doesn't trim the spare memory of the tensors.
         loaded = {name: dict.__getitem__(state, name) for name in state}
-        self.ledger = Ledger(rule, group, start_step=int(loaded.get("step", 0)), state=loaded)
+        initial_slots = rule.initial_slots(group)
+        # The ledger must not refer to the slots, but SGD's rule checks whether they exist.
+        scalars = {
+            name: True if name in initial_slots else value
+            for name, value in loaded.items()
+            if value is not None
+        }
+        self.ledger = Ledger(rule, group, start_step=int(loaded.get("step", 0)), state=scalars)
         self.slots: dict[str, Tensor] = {}
-        for name, initial in rule.initial_slots(group).items():
+        for name, initial in initial_slots.items():
             self.slots[name] = self._make_slot(name, initial, loaded.get(name)).detach()
         # The scalars in torch's state. Each step updates them in place, as torch does.
         self.scalar_tensors: dict[str, Tensor] = {

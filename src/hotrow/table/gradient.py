@@ -358,7 +358,10 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
     if func is aten.add.Tensor:
         if not isinstance(other, RowGradient):
             return NotImplemented
-        gradient = gradient.merge().with_rows(gradient.row_storage.rows)
+        storage = gradient.merge().row_storage
+        # `append` changes the rows in place if all rows are stored.
+        is_full = storage.has_all_rows(gradient.count)
+        gradient = gradient.with_rows(storage.rows.clone() if is_full else storage.rows)
     if isinstance(other, RowGradient) and other.row_storage.columns == gradient.row_storage.columns:
         storage = other.merge().row_storage
         gradient.append(storage.ids, storage.rows)

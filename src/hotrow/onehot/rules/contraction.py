@@ -311,10 +311,23 @@ def scatter_columns(ids: Tensor, values: Tensor, count: int) -> Tensor:
 
 def _add(ids: Tensor, values: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
     """Add slices of values along an axis, in order, to a tensor of zeros."""
-    zeros = values.new_zeros(sizes)
     if is_transforming():  # vmap cannot write batched values into a tensor without a batch axis
-        return zeros.index_add(axis, ids, values)
-    return zeros.index_add_(axis, ids, values)
+        return values.new_zeros(sizes).index_add(axis, ids, values)
+    total: Tensor = _IndexAdd.apply(values, ids, axis, sizes)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _IndexAdd(torch.autograd.Function):
+    """Unlike torch's `index_add_`, don't save the values, so that other code may overwrite them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ids: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+        ctx.ids, ctx.axis = ids, axis
+        return values.new_zeros(sizes).index_add_(axis, ids, values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient.index_select(ctx.axis, ctx.ids), None, None, None
 
 
 def _contract_one_hots(x: _Operand, other: _Operand, output: str) -> Any:

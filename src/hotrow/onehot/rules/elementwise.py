@@ -11,6 +11,7 @@ other entry is `f(fill, other)`, where the fill is usually 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,8 @@ def elementwise(
         return NotImplemented
     if x.grad_proxy is not None and any(value.requires_grad for value in dense):
         return NotImplemented  # the rule does not support second derivatives
+    if not math.isfinite(x.fill) and any(value.requires_grad for value in dense):
+        return NotImplemented  # the gradient at the ids would be 0 * inf
 
     def run(value: Any) -> Any:
         return func(*(value if each is x else each for each in args), **kwargs)

@@ -91,6 +91,8 @@ def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, OneHot):  # dense.view_as(one_hot)
         return NotImplemented
+    if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+        return NotImplemented  # `x.view(dtype)` shows the same memory as another dtype
     args = map_instances(args, OneHot, meta_tensor)
     before = meta_tensor(x)
     out = func(before, *args, **kwargs)
@@ -138,7 +140,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
         repeated: Tensor = func(t, *args, **kwargs)
         return repeated
 
-    return map_batch(x, out, transform, transform)
+    return derive(x, [part.map(transform) for part in x.parts], out, transform)
 
 
 @rule(F.pad)

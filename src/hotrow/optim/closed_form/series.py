@@ -57,6 +57,8 @@ REMAINDER, CENTER, LOG_FACTOR, WIDTH = 10, 11, 12, 13
 COLUMNS = REMAINDER, CENTER, LOG_FACTOR
 SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the last two factors, which follow the columns
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
+MIN_DECAY = 2.0**-8  # the smallest product of the decay factors in a window
+MIN_EPS = 1e-37  # the reciprocal of a smaller eps may be inf in float32
 MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite v into NaN
 
 
@@ -198,7 +200,10 @@ class PowerSeries(MissedStepSums):
         size, root, eps = self.idle_step(entry)
         # RAdam's first steps have no root; their sums can't be continued in the other steps.
         self.set_hyperparameters(i, 1 - a1, b2, eps, coupled_decay, math.isfinite(root))
-        usable = coupled_decay == 0 and factor > 0 and root > 0 and bool(self.window)
+        # With stronger decay, changes outside the window would not be negligible relative to w.
+        is_weak = factor**self.window >= MIN_DECAY
+        usable = coupled_decay == 0 and is_weak and root > 0 and bool(self.window)
+        usable = usable and not 0 < eps < MIN_EPS
         if not (usable and math.isfinite(size) and math.isfinite(factor)):
             sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR]
             self.first_step = i + 1
