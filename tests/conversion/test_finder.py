@@ -1275,3 +1275,44 @@ def test_one_hots_in_a_returned_dataclass_become_plain_tensors():
     for one, other in pairs:
         assert type(one) is torch.Tensor
         assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.eye(400), lambda: F.one_hot(IDS, 400).float()])
+def test_a_tied_parameter_made_from_a_one_hot_stays_tied(make):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(400, 400), nn.Linear(400, 400)
+
+        def tie(self):
+            self.a.weight = self.b.weight = self.own = nn.Parameter(make())
+
+    model = convert(Tied())
+    model.tie()
+    assert type(model.a.weight) is nn.Parameter
+    assert model.a.weight is model.b.weight is model.own
+
+
+@dataclasses.dataclass
+class Items(OrderedDict):
+    """Like an output of Hugging Face's models: the attributes are also items."""
+
+    codes: torch.Tensor = None
+
+    def __post_init__(self):
+        self["codes"] = self.codes
+
+    def __setattr__(self, name, value):
+        if name in self:
+            super().__setitem__(name, value)
+        super().__setattr__(name, value)
+
+
+def test_items_of_a_returned_dataclass_become_plain_tensors():
+    class Returning(nn.Module):
+        def forward(self, ids):
+            return Items(F.one_hot(ids, 5).float())
+
+    output = convert(Returning())(IDS)
+    assert type(output.codes) is torch.Tensor
+    assert output["codes"] is output.codes

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import hotrow
-from hotrow import HotrowError, disk
+from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk import folder as folder_module
 from hotrow.disk import journal
 from hotrow.disk.folder import Folder
@@ -712,3 +712,36 @@ def test_close_closes_all_files_at_once(tmp_path):
         assert len(os.listdir("/proc/self/fd")) == count
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "NAdam"])
+@pytest.mark.parametrize("reopens", [False, True])
+def test_rows_can_be_added_after_the_state_was_read(tmp_path, name, reopens):
+    options = {"lr": 0.1, "momentum": 0.9} if name == "SGD" else {"lr": 0.1}
+
+    def train(layer, optimizer):
+        optimizer.zero_grad()
+        layer(torch.tensor([1])).sum().backward()
+        optimizer.step()
+
+    store = disk.create(tmp_path / "table", 10, 2)
+    optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), **options)
+    train(store.layer, optimizer)
+    optimizer.zero_grad()
+    optimizer.state_dict()
+    if reopens:
+        store.save()
+        store.close()
+        store = disk.open(tmp_path / "table")
+        optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), **options)
+    vocabulary.resize(store.layer, 12, optimizer)
+    store.save()
+    store.close()
+    dense = torch.nn.Embedding(12, 2, _weight=torch.zeros(12, 2))
+    expected = getattr(torch.optim, name)(dense.parameters(), **options)
+    train(dense, expected)
+    with disk.open(tmp_path / "table") as store:
+        optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), **options)
+        for each in ((store.layer, optimizer), (dense, expected)):
+            train(*each)
+        torch.testing.assert_close(store.layer.weight.detach()[:10], dense.weight.detach()[:10])

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -320,6 +321,10 @@ def test_write_after_the_use_matches_torch(run):
     x.copy_(q); x, Double(x)
     y = x[:2]; x.mul_(v); y, y @ W
     y, *z = x; x[0] = q[0]; x[1] = 2 * q[1]; x, x @ W
+    y = x.repeat_interleave(2, 0); x.mul_(3); x[1] = 0; y, x
+    y = x.view(x.dtype); x.mul_(3); y
+    y = x.view(x.dtype); y.mul_(3); x
+    z = v * 2; y = x.T @ z; z -= 1; y
     y, z = x.chunk(2); x[0] = q[0]; x[3] = 2 * q[3]; x, x @ W
     y = made(q); y * 2, y[1:], y.t(), -y
     y = made(q); y.sum(0), y.mean(0), y.float().double(), y.clone(), y.detach()
@@ -616,3 +621,54 @@ def test_to_dense_in_a_compiled_model():
     ids = torch.tensor([1, 3])
     model = torch.compile(convert(Model()), backend="aot_eager")
     assert torch.equal(model(ids), Model()(ids))
+
+
+def test_the_log_of_a_weighted_one_hot_times_a_trained_tensor():
+    found = []
+    for encode in F.one_hot, one_hot:
+        p = torch.full((2, 3), 2.0, requires_grad=True)
+        q = torch.tensor([[0.5, 2, 3], [4, 5, 6]], requires_grad=True)
+        y = (encode(torch.tensor([1, 0]), 3) * p).log() * q
+        y.logsumexp(1).sum().backward()
+        found.append((y.detach(), q.grad))
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x[:, 1],
+        lambda x: x[torch.arange(5), torch.tensor([1, 2, 0, 3, 1])],
+        lambda x: x.gather(1, torch.tensor([[1], [2], [0], [3], [1]])),
+    ],
+)
+def test_an_infinite_slope_at_an_unselected_entry_is_ignored(read):
+    class Gates(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = torch.nn.Linear(3, 4)
+
+        def forward(self, z):
+            top, ids = self.router(z).softmax(-1).topk(2, -1)
+            return read(torch.zeros(5, 4).scatter_(1, ids, top)).sqrt().sum()
+
+    plain, z = Gates(), torch.randn(5, 3)
+    model = convert(copy.deepcopy(plain), min_entries=0)
+    for each in plain, model:
+        each(z).backward()
+    assert convert.report(model).findings[0].converted
+    assert plain.router.weight.grad.isfinite().all()
+    torch.testing.assert_close(model.router.weight.grad, plain.router.weight.grad)
+
+
+def test_jit_trace_of_a_model_with_trained_weights():
+    class Model(torch.nn.Module):
+        def forward(self, ids, q):
+            return (F.one_hot(ids, 4) * q).sum(-1)
+
+    ids, q = torch.tensor([1, 3, 0]), torch.randn(3, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        traced = torch.jit.trace(convert(Model(), min_entries=0), (ids, q))
+    for each in (ids, ids.flip(0)):
+        assert torch.equal(traced(each, q), Model()(each, q))

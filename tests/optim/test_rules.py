@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import hotrow
 from hotrow import optim
 from hotrow.kernels import operators
 from hotrow.kernels.cpu.rows import FACTOR_SETS
@@ -22,6 +23,7 @@ from hotrow.kernels.grouping import find_distinct, group, sum_by_row
 from hotrow.optim.closed_form.series import LOG_FACTOR, TERMS
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.updater import RowUpdater, step_together
+from hotrow.table.parameter import Table
 from hotrow.verify.sameness import SCALES
 from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
@@ -819,3 +821,35 @@ def test_a_maximum_below_the_second_moment(change, compiled, uncompiled):
     )
     assert_same_bits(maximum, torch_maximum)
     torch.testing.assert_close(weights, torch_weights, rtol=1e-5, atol=1e-5)
+
+
+# --- Options at which a closed form would overflow ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AdamW", {"lr": 1.0, "weight_decay": 0.9}),
+        ("AdamW", {"lr": 0.3, "weight_decay": 1.0, "amsgrad": True}),
+        ("AdamW", {"lr": 0.1, "weight_decay": 0.3, "betas": (0.99, 0.999)}),
+        ("NAdam", {"lr": 0.5, "weight_decay": 0.9, "decoupled_weight_decay": True}),
+        ("RAdam", {"lr": 0.5, "weight_decay": 0.9, "decoupled_weight_decay": True}),
+        ("Adam", {"lr": 0.1, "eps": 1e-39}),
+        ("NAdam", {"lr": 0.1, "eps": 1e-39}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_idle_rows_with_extreme_options(name, options, dtype):
+    found = []
+    for library in (optim, torch.optim):
+        layer = torch.nn.Embedding(3, 2, _weight=torch.ones(3, 2, dtype=dtype))
+        if library is optim:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizer = getattr(library, name)(layer.parameters(), **options)
+        for step in range(700):
+            optimizer.zero_grad()
+            layer(torch.tensor([0, 1] if step in (0, 400) else [0])).sum().backward()
+            optimizer.step()
+        found.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=0)

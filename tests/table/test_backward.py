@@ -256,3 +256,16 @@ def test_second_derivatives_ignore_the_frequency_as_in_torch():
         found.append((factor.grad, layer.weight.grad.to_dense()))
     assert type(layer.weight) is Table
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("ids", [[1, 1, 2], [0, 1, 2]])  # some rows, or all of them
+def test_a_sum_of_two_gradients_changes_neither(ids):
+    layer = hotrow.convert(nn.Embedding(3, 2), min_entries=0)
+    gradients = [grad(layer(torch.tensor(each)).sum(), layer.weight) for each in (ids, [1])]
+    before = [each.to_dense().clone() for each in gradients]
+    for _ in range(2):
+        total = gradients[0] + gradients[1]
+        assert torch.equal(total.to_dense(), before[0] + before[1])
+    for each, expected in zip(gradients, before, strict=True):
+        assert type(each) is RowGradient
+        assert torch.equal(each.to_dense(), expected)
