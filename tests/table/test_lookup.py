@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotrow.onehot.rules.contraction import scatter_columns, scatter_rows
+from hotrow.onehot.scatter_add import scatter_columns, scatter_rows
 from hotrow.table.lookup import look_up
 
 SIZES = [(1, 1, 1), (5, 7, 3), (40, 6, 1), (300, 12, 16), (200, 9, 33), (3, 500, 20), (0, 4, 2)]
