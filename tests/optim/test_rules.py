@@ -832,6 +832,7 @@ def test_a_maximum_below_the_second_moment(change, compiled, uncompiled):
         ("AdamW", {"lr": 1.0, "weight_decay": 0.9}),
         ("AdamW", {"lr": 0.3, "weight_decay": 1.0, "amsgrad": True}),
         ("AdamW", {"lr": 0.1, "weight_decay": 0.3, "betas": (0.99, 0.999)}),
+        ("AdamW", {"lr": 3.0, "weight_decay": 1.0}),  # the factor is negative
         ("NAdam", {"lr": 0.5, "weight_decay": 0.9, "decoupled_weight_decay": True}),
         ("RAdam", {"lr": 0.5, "weight_decay": 0.9, "decoupled_weight_decay": True}),
         ("Adam", {"lr": 0.1, "eps": 1e-39}),

@@ -201,7 +201,7 @@ class PowerSeries(MissedStepSums):
         # RAdam's first steps have no root; their sums can't be continued in the other steps.
         self.set_hyperparameters(i, 1 - a1, b2, eps, coupled_decay, math.isfinite(root))
         # With stronger decay, changes outside the window would not be negligible relative to w.
-        is_weak = factor**self.window >= MIN_DECAY
+        is_weak = factor > 0 and min(factor, 1.0) ** self.window >= MIN_DECAY
         usable = coupled_decay == 0 and is_weak and root > 0 and bool(self.window)
         usable = usable and not 0 < eps < MIN_EPS
         if not (usable and math.isfinite(size) and math.isfinite(factor)):
