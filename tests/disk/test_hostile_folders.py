@@ -14,6 +14,7 @@ import torch
 
 from hotrow import HotrowError, disk
 from tests.disk.folders import (
+    COLUMNS,
     ROWS,
     change_record,
     equal,
@@ -512,10 +513,16 @@ def test_a_file_that_is_replaced_by_its_copy_stops_the_save(folder, name):
         assert snapshot(folder) == before
 
 
-def test_a_folder_that_is_replaced_by_a_copy_stops_the_save(folder, tmp_path):
+@pytest.mark.parametrize("creates", [False, True])
+def test_a_folder_that_is_replaced_by_a_copy_stops_the_save(folder, tmp_path, creates):
     copy, moved = tmp_path / "copy", tmp_path / "moved"
+    if creates:
+        shutil.rmtree(folder)
+        store = disk.create(folder, ROWS, COLUMNS)
+    else:
+        store = disk.open(folder)
     shutil.copytree(folder, copy)
-    with disk.open(folder) as store:
+    with store:
         train(store, [5])
         folder.rename(moved)
         copy.rename(folder)

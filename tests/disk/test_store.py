@@ -654,19 +654,23 @@ def test_a_dense_step_raises_before_anything_changes(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_child_cannot_save_into_its_parents_folder(tmp_path):
+@pytest.mark.parametrize(
+    "use", [lambda store: store.save(), lambda store: store.layer(torch.tensor([1])).sum().item()]
+)
+def test_a_forked_child_cannot_use_its_parents_folder(tmp_path, use):
+    """The parent's next save would change some of the pages that the child reads."""
     with create(tmp_path / "t") as store:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             child = os.fork()
         if not child:
             try:
-                store.save()
+                use(store)
             except HotrowError as error:
                 os._exit(7 if "was opened before this process was forked" in str(error) else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        store.save()
+        use(store)
 
 
 def test_a_new_folder_has_the_default_permissions(tmp_path):

@@ -99,6 +99,7 @@ def create(
             # Lock the folder before others can find it, so that only this process can delete it.
             store = Store.in_folder(new_folder)
             current = current.rename(folder)
+            new_folder.set_path(folder)
             for parent in parents:
                 _flush_folder(parent)
         except (OSError, MemoryError) as error:

@@ -28,7 +28,6 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         check_path(path)
-        self.path = path
         try:
             self._descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -46,9 +45,13 @@ class Folder:
                     f"{path} is not a folder", fix="pass the folder that hotrow.disk.create created"
                 ) from None
             raise
-        self._real_path = os.path.realpath(path)
+        self.set_path(path)
         self._is_tmpfs: bool | None = None
         self._close = weakref.finalize(self, os.close, self._descriptor)
+
+    def set_path(self, path: Path) -> None:
+        """Set the path of the folder, for example after it was renamed."""
+        self.path, self._real_path = path, os.path.realpath(path)
 
     def lock(self) -> None:
         """Lock the folder. The lock is on the folder itself, so there is no lock file to delete.

@@ -237,10 +237,13 @@ class Store:
         The last step of each row is always checked, because the kernels use it as an index.
 
         Raises:
-            HotrowError: a page does not match its checksum, or the store is closed.
+            HotrowError: a page does not match its checksum, or the store is closed or was opened
+                before this process was forked.
         """
         if not self._is_open:
             raise self._closed_error("read the table before close, or open the folder again")
+        if self._process != os.getpid():  # the parent's next save would change some of the pages
+            raise self._forked_error("copy the rows that the child needs before the fork")
         numbers = None if rows is None else rows.reshape(-1).long().cpu().numpy()
         if numbers is not None:
             numbers = numbers[~self._is_checked[numbers]]
@@ -399,10 +402,10 @@ class Store:
         if not self._is_open:
             raise self._closed_error("call save before close, or open the folder again")
         if self._process != os.getpid():
-            raise HotrowError(
-                f"{self.folder} was opened before this process was forked",
-                fix="save in the process that opened it",
-            )
+            raise self._forked_error("save in the process that opened it")
+
+    def _forked_error(self, fix: str) -> HotrowError:
+        return HotrowError(f"{self.folder} was opened before this process was forked", fix=fix)
 
     def _closed_error(self, fix: str) -> HotrowError:
         return HotrowError(
