@@ -369,9 +369,11 @@ class RowOptimizer(_Optimizer):
                 self.table_state(table)
                 on_disk.append((group, table))
             self._close_lag(table)
-        yield
-        for group, table in on_disk:
-            self._prepare_lag(table, self._numeric(group))
+        try:
+            yield
+        finally:
+            for group, table in on_disk:
+                self._prepare_lag(table, self._numeric(group))
 
     def prepare_capture(self) -> None:
         """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.
