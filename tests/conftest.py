@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ import torch
 
 if not torch.cuda.is_available():  # Triton reads this variable when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell lets its background jobs ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import settings
 
