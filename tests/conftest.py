@@ -14,9 +14,6 @@ import torch
 if not torch.cuda.is_available():  # Triton reads this variable when it is first imported
     os.environ["TRITON_INTERPRET"] = "1"
 
-# A shell lets its background jobs ignore SIGINT.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 from hypothesis import settings
 
 from hotrow.cli import main as cli
@@ -31,6 +28,9 @@ from tests.support.command_line import Result, Run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+# A shell lets its background jobs ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
