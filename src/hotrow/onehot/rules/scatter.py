@@ -15,6 +15,7 @@ from hotrow.onehot.results import derive, meta_tensor, number_of_dtype
 from hotrow.onehot.tensor import OneHot
 
 _MAX_IDS = 64  # the maximum number of ids per row
+_MAX_PAIRWISE = 8  # with more ids per row, sorting is faster than comparing all pairs
 
 
 @rule(*overloads("scatter"), Tensor.scatter_, any_layout=True)
@@ -151,6 +152,9 @@ def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
 
 def _find_repeats(ids: Tensor) -> Tensor | None:
     """Return which ids occur earlier in their row, or None if no id does."""
+    if ids.shape[-1] <= _MAX_PAIRWISE:
+        repeats = (ids.unsqueeze(-1) == ids.unsqueeze(-2)).tril(-1).any(-1)
+        return repeats if bool(repeats.any()) else None
     values, order = ids.sort(dim=-1, stable=True)
     is_repeated = values[..., 1:] == values[..., :-1]
     if not bool(is_repeated.any()):
