@@ -148,6 +148,7 @@ def test_the_limit_is_the_size_from_which_the_ids_are_used(check, columns, monke
     found = []
 
     class Line:
+        creation_cost = 1
         min_entries = 100_000
 
         def record_small_size(self, *size):

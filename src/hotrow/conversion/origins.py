@@ -62,7 +62,12 @@ class Origin:
     @property
     def min_entries(self) -> int:
         """The minimum size, in entries, of a one-hot whose products become lookups."""
-        return self._record.min_entries * CREATION_COSTS.get(self.operation, 1)
+        return self._record.min_entries
+
+    @property
+    def creation_cost(self) -> int:
+        """The factor by which products of these one-hots need more entries."""
+        return CREATION_COSTS.get(self.operation, 1)
 
     @property
     def is_used(self) -> bool:
@@ -319,7 +324,7 @@ class Record:
 
 _ZEROS = "zeros.scatter"
 _EYE = "eye[ids]"
-# Finding these one-hots takes longer than for `F.one_hot`, so they must have more entries.
+# Finding these one-hots takes longer than for `F.one_hot`.
 CREATION_COSTS = {_ZEROS: 3, _EYE: 4, "embedding(ids, eye)": 4}
 _OPERATIONS = {
     "__getitem__": _EYE, "embedding": "embedding(ids, eye)", "index_select": _EYE,

@@ -263,10 +263,12 @@ class OneHot(RuleTensor):
     @property
     def is_too_small_to_look_up(self) -> bool:
         """True if a converted model created the one-hot, and torch's product is just as fast."""
+        creation_cost = min((origin.creation_cost for origin in self.origins), default=1)
         if any(isinstance(part, Field) and part.ids.shape[-1] > 1 for part in self._parts):
-            return self._is_small(BAG_SIZE, _BAG_COST)
+            return self._is_small(BAG_SIZE * creation_cost, _BAG_COST * creation_cost)
         has_columns = any(isinstance(part, DenseColumns) for part in self._parts)
-        return self._is_small(_DENSE_COLUMNS_SIZE if has_columns else 1, _ROW_COST)
+        size = _DENSE_COLUMNS_SIZE if has_columns else 1
+        return self._is_small(size * creation_cost, _ROW_COST * creation_cost)
 
     @property
     def is_too_small_to_scatter(self) -> bool:
