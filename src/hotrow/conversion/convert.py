@@ -68,9 +68,9 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             least one in 1,024. It also searches each call whose input is larger than the inputs of
             all calls that a search didn't speed up (by a margin, if the inputs keep growing), or at
             least as large as the input of a call that a search did speed up. Other calls run the
-            original code. Under `torch.compile`,
-            all one-hot products become lookups. If converted modules with different `min_entries`
-            are nested, the value of the module that you call applies.
+            original code. Under `torch.compile`, all one-hot products become lookups. If converted
+            modules with different `min_entries` are nested, the value of the module that you call
+            applies.
 
     Returns:
         `model` itself.

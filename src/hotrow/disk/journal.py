@@ -66,9 +66,8 @@ def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
                 file.write(data)
             file.write(digest.digest())
             flush(file)
-            check_not_sparse(
-                file.fileno(), folder.path / JOURNAL
-            )  # `replay_journal` would refuse it
+            # `replay_journal` would refuse a sparse journal.
+            check_not_sparse(file.fileno(), folder.path / JOURNAL)
         folder.rename(new_journal, JOURNAL)
         folder.flush()
         replay_journal(folder)

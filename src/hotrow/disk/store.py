@@ -240,10 +240,11 @@ class Store:
             HotrowError: a page does not match its checksum, or the store is closed or was opened
                 before this process was forked.
         """
-        if not self._is_open:
-            raise self._closed_error("read the table before close, or open the folder again")
-        if self._process != os.getpid():  # the parent's next save would change some of the pages
-            raise self._forked_error("copy the rows that the child needs before the fork")
+        # In a forked process, the parent's next save would change some of the pages.
+        self._check_owner(
+            "read the table before close, or open the folder again",
+            "copy the rows that the child needs before the fork",
+        )
         numbers = None if rows is None else rows.reshape(-1).long().cpu().numpy()
         if numbers is not None:
             numbers = numbers[~self._is_checked[numbers]]
@@ -398,19 +399,20 @@ class Store:
         for file in files:
             file.map_saved()
 
-    def _check_owner(self) -> None:
+    def _check_owner(
+        self,
+        if_closed: str = "call save before close, or open the folder again",
+        if_forked: str = "save in the process that opened it",
+    ) -> None:
+        """Raise an error with one of these fixes if the store is closed, or after a fork."""
         if not self._is_open:
-            raise self._closed_error("call save before close, or open the folder again")
+            raise HotrowError(
+                f"{self.folder} is closed, and another process may have opened it", fix=if_closed
+            )
         if self._process != os.getpid():
-            raise self._forked_error("save in the process that opened it")
-
-    def _forked_error(self, fix: str) -> HotrowError:
-        return HotrowError(f"{self.folder} was opened before this process was forked", fix=fix)
-
-    def _closed_error(self, fix: str) -> HotrowError:
-        return HotrowError(
-            f"{self.folder} is closed, and another process may have opened it", fix=fix
-        )
+            raise HotrowError(
+                f"{self.folder} was opened before this process was forked", fix=if_forked
+            )
 
     def _check_mapping(self) -> None:
         weight, mapped = self.layer.weight, self._files[TABLE].tensor()

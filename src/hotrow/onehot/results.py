@@ -66,6 +66,7 @@ def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = 
     options = tuple((name, type(value), value) for name, value in (kwargs or {}).items())
     if is_compiling():
         return _run_on_meta(func, signature, options)
+    # The default dtype is only a part of the key of the cache.
     return _cached_meta_result(func, signature, options, torch.get_default_dtype())
 
 

@@ -88,9 +88,9 @@ def _(
         func(meta_tensor(target), meta_tensor(target))  # issues torch's warning
     if func is F.binary_cross_entropy_with_logits and len(tensors) == 2:
         logit_losses = _logit_losses(input, target)
-        if logit_losses is not None and reduction == "none":
-            return with_strides_of(logit_losses, torch.empty_like(meta_tensor(target)))
         if logit_losses is not None:
+            if reduction == "none":
+                return with_strides_of(logit_losses, torch.empty_like(meta_tensor(target)))
             return _reduced(logit_losses, reduction)
     losses = elementwise(_pointwise(func, options), tuple(tensors), {}, absorbs=absorbs)
     if losses is NotImplemented or losses is USE_TORCH or reduction == "none":
