@@ -140,8 +140,7 @@ def prepare_change(
     if table is not None and optimizer is not None and group is not None:
         lag = table.lag
         # A save of a table on disk needs the lag, even if its ledger is empty.
-        keeps_lag = isinstance(lag, RowLag) and (lag.ledger.length or table.backing is not None)
-        if isinstance(lag, RowLag) and keeps_lag:
+        if isinstance(lag, RowLag) and (lag.ledger.length or table.backing is not None):
             return lag.change_rows(change, added, initial_slots(optimizer, group))
         if lag is not None:
             lag.close()

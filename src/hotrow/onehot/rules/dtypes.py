@@ -83,15 +83,15 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
         if castable is None:
             return NotImplemented
         parts.append(castable.to(dtype, device, copy))
-    out = empty_meta(x.sizes, x.strides, dtype)
+    out, fill = empty_meta(x.sizes, x.strides, dtype), x.fill
+    if fill or fill is False:  # torch can't subtract False from a number
+        fill = torch.tensor(fill, dtype=x.cached_dtype).to(dtype).item()
     return derive(
         x,
         parts,
         out if out.is_contiguous() else meta_tensor(x).to(dtype, copy=True),
         lambda t: t.to(device=device, dtype=dtype),
-        fill=torch.tensor(x.fill, dtype=x.cached_dtype).to(dtype).item()
-        if x.fill or x.fill is False
-        else x.fill,
+        fill=fill,
     )
 
 
