@@ -1,4 +1,4 @@
-"""Detect whether `torch.compile` is tracing or compiling, and keep it from compiling handlers."""
+"""Detect tracing, compiling and transforms, and keep `torch.compile` from compiling handlers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._compile import _disable_dynamo
 from torch._guards import TracingContext
+from torch.autograd import forward_ad
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -41,6 +42,11 @@ is_compiling = (
     if hasattr(torch.compiler, "_compile_session_context")
     else _is_compiling
 )
+
+
+def is_transforming() -> bool:
+    """Return whether `torch.func` or forward-mode autograd is active; both need special rules."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_exporting() -> bool:

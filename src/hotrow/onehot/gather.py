@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gradient import is_transforming
+from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field, Part
 from hotrow.onehot.running_count import RunningCount

@@ -14,12 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-
-
-def is_transforming() -> bool:
-    """Return whether `torch.func` or forward-mode autograd is active; both need special rules."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def expanded_zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

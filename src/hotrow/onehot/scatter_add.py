@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from hotrow.onehot.gradient import is_transforming
+from hotrow.table.index_add import index_add
 
 _ACCUMULATED = torch.float16, torch.bfloat16
 
@@ -29,13 +27,13 @@ def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
     if values.shape[1] == 1 and values.is_floating_point():
         # Sum a short result in float64, which is more precise and costs little extra.
         sum_dtype = torch.float64 if count <= 4 * len(ids) else dtype
-        return _add(ids, values[:, 0].to(sum_dtype), 0, (count,)).to(dtype).unsqueeze(1)
+        return index_add(ids, values[:, 0].to(sum_dtype), 0, (count,)).to(dtype).unsqueeze(1)
     if dtype in _ACCUMULATED:
         values = values.float()
     if values.is_cuda and values.is_floating_point():  # index_add would add in any order
         rows: Tensor = torch.ops.aten.embedding_dense_backward(values, ids, count, -1, False)
     else:
-        rows = _add(ids, values, 0, (count, values.shape[1]))
+        rows = index_add(ids, values, 0, (count, values.shape[1]))
     return rows.to(dtype)
 
 
@@ -46,25 +44,4 @@ def scatter_columns(ids: Tensor, values: Tensor, count: int) -> Tensor:
     dtype = values.dtype
     if dtype in _ACCUMULATED:
         values = values.float()
-    return _add(ids, values.t(), 1, (values.shape[1], count)).to(dtype)
-
-
-def _add(ids: Tensor, values: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
-    """Add slices of values along an axis, in order, to a tensor of zeros."""
-    if is_transforming():  # vmap cannot write batched values into a tensor without a batch axis
-        return values.new_zeros(sizes).index_add(axis, ids, values)
-    total: Tensor = _IndexAdd.apply(values, ids, axis, sizes)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _IndexAdd(torch.autograd.Function):
-    """Unlike torch's `index_add_`, don't save the values, so that other code may overwrite them."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, ids: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
-        ctx.ids, ctx.axis = ids, axis
-        return values.new_zeros(sizes).index_add_(axis, ids, values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradient.index_select(ctx.axis, ctx.ids), None, None, None
+    return index_add(ids, values.t(), 1, (values.shape[1], count)).to(dtype)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy, is_transforming
+from hotrow.kernels.tracing import is_compiling, is_transforming
+from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy
 from hotrow.onehot.layout import Layout, plain_layout
 from hotrow.onehot.parts import (
     DenseColumns,

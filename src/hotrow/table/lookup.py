@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.table.functional import embedding, embedding_bag
+from hotrow.table.index_add import index_add
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
 # A plain parameter with at least this many entries becomes a table after its first lookup and the
@@ -77,9 +77,8 @@ def look_up_bags(
         return embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
     _record_lookup_axis(weight, columns)
     table = weight.t() if columns else weight
-    is_transforming = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     only_table = table.requires_grad and (scales is None or not scales.requires_grad)
-    if is_compiling() or is_transforming or not (only_table and torch.is_grad_enabled()):
+    if is_compiling() or is_transforming() or not (only_table and torch.is_grad_enabled()):
         return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
     result: Tensor = _Bags.apply(table, ids, scales, columns)  # type: ignore[no-untyped-call]
     return result
@@ -108,10 +107,9 @@ class _Bags(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         ids, scales, *saved = ctx.saved_tensors
-        flat = ids.reshape(-1)
         if not (torch.is_grad_enabled() or _can_select(gradient, ids)):
             dense: Tensor = torch.ops.aten._embedding_bag_backward(
-                gradient, flat, *saved, ctx.count, False, 0, False,
+                gradient, ids.reshape(-1), *saved, ctx.count, False, 0, False,
                 None if scales is None else scales.reshape(-1),
             )  # fmt: skip
             return dense, None, None, None
@@ -121,9 +119,8 @@ class _Bags(torch.autograd.Function):
         axis, rows = (1, rows.t()) if ctx.columns else (0, rows)
         sizes = list(rows.shape)
         sizes[axis] = ctx.count
-        zeros = gradient.new_zeros(sizes)
-        add = zeros.index_add if torch.is_grad_enabled() else zeros.index_add_
-        total = add(axis, flat.long(), rows)  # index_add_ is slow for int32
+        # Use int64 ids, because index_add_ is slow for int32.
+        total = index_add(ids.reshape(-1).long(), rows, axis, tuple(sizes))
         return total.t() if ctx.columns else total, None, None, None
 
 

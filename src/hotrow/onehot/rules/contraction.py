@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.onehot.gather import gather_along, gather_from_field
-from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import MAX_PAIRS, Field
 from hotrow.onehot.registry import USE_TORCH, overloads

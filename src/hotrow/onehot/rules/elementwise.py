@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.onehot.gather import broadcast_parts, gather, running_count, spans_classes
-from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part
 from hotrow.onehot.registry import USE_TORCH, rule

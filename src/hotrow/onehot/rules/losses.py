@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.onehot.gather import broadcast_parts, gather
-from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, rule
 from hotrow.onehot.results import meta_result, meta_tensor, with_strides_of

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.onehot.gradient import ZerosProxy, is_transforming
+from hotrow.kernels.tracing import is_transforming
+from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part, have_same_memory
 from hotrow.onehot.results import with_strides_of
