@@ -117,6 +117,9 @@ class RowLag:
             self.row_steps[table.frozen] = FROZEN
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
         self.is_busy = False  # whether an operation on rows is running
+        self.is_closed = False
+        # The last optimizer; None if the state comes from the disk, and no optimizer has used it.
+        self.optimizer: weakref.ref[object] | None = None
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
@@ -178,7 +181,7 @@ class RowLag:
         updater = self._updater
         if updater is None or updater.ledger is not self.ledger or addresses != self._addresses:
             updater = RowUpdater(self.ledger, *self._row_views(), self.row_steps)
-            # 3 uses of the table's storage are expected: `values`, the table and the updater. A
+            # 3 uses of the table's storage are expected: the table, `values` and the updater. A
             # slot has only 2.
             slots = [(StorageUses(slot), 2) for slot in self.slots.values()]
             self._expected_uses = [(StorageUses(self.values), 3), *slots]
@@ -189,6 +192,11 @@ class RowLag:
     def _drop_updater(self) -> None:
         """Drop all references to the memory of the table and its slots, except `tensors`."""
         self._updater, self._expected_uses, self.captured = None, [], None
+
+    @property
+    def storage_uses(self) -> int:
+        """The number of this lag's own references to the table's storage."""
+        return 1 if self._updater is None else 2
 
     @property
     def has_stale_rows(self) -> bool:
@@ -230,6 +238,8 @@ class RowLag:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
         self.raise_earlier_error()
         with ExclusiveAccess(self):
+            if self.is_closed:  # by another thread, which has settled all rows
+                return
             step_count = self.ledger.length
             self.rows().settle(rows)
             if rows is None:
@@ -243,11 +253,13 @@ class RowLag:
         self._check_storage()
         with _lock:
             self.check_idle()
+            if self.is_closed:
+                return self._read(ids)
             updater = self.rows()
             if updater.looks_up_atomically:  # postponing signals would take 4 us
                 return updater.look_up(ids)
         with ExclusiveAccess(self):
-            return self.rows().look_up(ids)
+            return self._read(ids) if self.is_closed else self.rows().look_up(ids)
 
     def raise_earlier_error(self) -> None:
         """Raise the error from an earlier lookup on the table's GPU; see `raise_bad_id`."""
@@ -265,11 +277,17 @@ class RowLag:
         """Return the settled rows selected by `ids`, (..., D), without storing them."""
         self._check_storage()
         with ExclusiveAccess(self):
+            if self.is_closed:
+                return self._read(ids)
             table, slots = self._row_views()
             rows, *row_slots = (tensor[ids.rows] for tensor in (table, *slots))
             indices = torch.arange(len(ids.rows), device=rows.device)
             RowUpdater(self.ledger, rows, row_slots, self.row_steps[ids.rows]).settle(indices)
         return rows[ids.inverse]
+
+    def _read(self, ids: DistinctIds) -> Tensor:
+        """Return rows that another thread has settled, (..., D)."""
+        return self.table.raw_rows[ids.rows][ids.inverse]
 
     def write_scalars(self, scalars: ScalarState) -> None:
         """Set the scalars in torch's state."""
@@ -362,13 +380,17 @@ class RowLag:
 
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""
-        self.settle_all()
-        self._drop_updater()  # its references would count as aliases
-        self.ledger.table_count -= 1
-        self.state.lag = None
-        table = self._table()
-        if table is not None and table.lag is self:
-            table.lag = None
+        with ExclusiveAccess():  # no other thread may take a step in between
+            if self.is_closed:
+                return
+            self.settle_all()
+            self.is_closed = True
+            self._drop_updater()  # its references would count as aliases
+            self.ledger.table_count -= 1
+            self.state.lag = None
+            table = self._table()
+            if table is not None and table.lag is self:
+                table.lag = None
 
 
 def _mark(scalar: Tensor) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,8 +22,9 @@ from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim import graphs
+from hotrow.optim.dense_steps import find_reasons
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import RowLag
+from hotrow.optim.lag import ExclusiveAccess, RowLag
 from hotrow.optim.loading import (
     check_group,
     check_ranges,
@@ -210,47 +212,57 @@ class RowOptimizer(_Optimizer):
         return loss
 
     def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # saves a call for each access to `.grad`
-            gradients = [table.grad for _, table in tables]
-        table_gradients = [
-            (group, table, gradient)
-            for (group, table), gradient in zip(tables, gradients, strict=True)
-            if gradient is not None
-        ]
-        for group, table, gradient in table_gradients:
-            if table.backing is not None:
-                self._check_disk_step(group, table, gradient)
-        pending_steps = []
         numeric_groups = {id(group): self._numeric(group) for group in self.param_groups}
-        for group, table, gradient in table_gradients:
-            numbers = numeric_groups[id(group)]
+        with torch._C.DisableTorchFunctionSubclass():  # saves a call for each access to `.grad`
+            gradients = [
+                (numeric_groups[id(group)], table, gradient)
+                for group, table in tables
+                if (gradient := table.grad) is not None
+            ]
+        reasons = find_reasons(self.rule, gradients, self.param_groups)
+        dense, pending_steps = [], []
+        for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if table.replicas is not None:
                 table.replicas.settle_together(table)
+            if isinstance(gradient, RowGradient) and reason is None:
+                self._check_options(group)
+                lag = self._prepare_lag(table, group)
+                pending_steps.append((lag, group, gradient.group()))
+                continue
             if not isinstance(gradient, RowGradient):
                 table.dense_step = table.dense_step or self._count
-                self._close_lag(table)
-            elif self.rule.needs_dense_step(numbers):
-                self._close_lag(table)
-            else:
-                self._check_options(group)
-                lag = self._prepare_lag(table, numbers)
-                pending_steps.append((lag, numbers, gradient.group()))
-        if self._has_other_gradients() or any(table.lag is None for _, table, _ in table_gradients):
-            put_back = []
-            for group, table, gradient in table_gradients:
-                is_dense = table.lag is None  # torch skips tables without a gradient
-                table.grad = self._dense_gradient(group, table, gradient) if is_dense else None
-                if is_dense and table.frozen is not None:
-                    put_back.append(self._copy_frozen_rows(numeric_groups[id(group)], table))
-            try:
-                self._torch_step()
-            finally:
-                for _, table, gradient in table_gradients:
-                    table.grad = gradient
-                for put_back_rows in put_back:
-                    put_back_rows()
+            self._close_lag(table)
+            dense.append((group, table, gradient))
+        if dense or self._has_other_gradients():
+            self._dense_step(gradients, dense)
         if pending_steps:
-            step_together(pending_steps)
+            with ExclusiveAccess():
+                # Another thread may have closed a lag, for example in `state_dict`.
+                step_together([
+                    (self._prepare_lag(lag.table, group) if lag.is_closed else lag, group, batch)
+                    for lag, group, batch in pending_steps
+                ])  # fmt: skip
+
+    def _dense_step(
+        self,
+        gradients: list[tuple[ParamGroup, Table, Tensor]],
+        dense: list[tuple[ParamGroup, Table, Tensor]],
+    ) -> None:
+        """Run torch's step for the tables in `dense` and for all other parameters."""
+        put_back = []
+        for _, table, _ in gradients:
+            table.grad = None  # torch skips tables without a gradient
+        try:
+            for group, table, gradient in dense:
+                table.grad = self._dense_gradient(group, table, gradient)
+                if table.frozen is not None:
+                    put_back.append(self._copy_frozen_rows(group, table))
+            self._torch_step()
+        finally:
+            for _, table, gradient in gradients:
+                table.grad = gradient
+            for put_back_rows in put_back:
+                put_back_rows()
 
     def _copy_frozen_rows(self, group: ParamGroup, table: Table) -> Callable[[], None]:
         """Return a function that restores the frozen rows after torch's step has changed them."""
@@ -323,11 +335,13 @@ class RowOptimizer(_Optimizer):
         lag, state = table.lag, self.table_state(table)
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
-        self._close_lag(table)  # the lag belongs to another optimizer or has other options
-        if not isinstance(state, RowState):
-            state = self.state[table] = RowState(state)
-        _match_strides(state, table)
-        table.lag = lag = RowLag(self.rule, table, group, state)
+        with ExclusiveAccess():
+            self._close_lag(table)  # the lag belongs to another optimizer or has other options
+            if not isinstance(state, RowState):
+                state = self.state[table] = RowState(state)
+            _match_strides(state, table)
+            lag = RowLag(self.rule, table, group, state)
+            table.lag, lag.optimizer = lag, weakref.ref(self)
         return lag
 
     def table_state(self, table: Table) -> Any:
@@ -337,43 +351,41 @@ class RowOptimizer(_Optimizer):
         if table.backing is not None and is_new:
             lag, state = table.lag, {}
             if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
-                state = lag.state
+                if lag.optimizer is not None and lag.optimizer() is self:
+                    raise HotrowError(
+                        "the state of a table on disk was removed from optimizer.state, but it is "
+                        "still in the folder",
+                        fix="fill the tensors of optimizer.state[weight] with 0 instead",
+                    )
+                state, lag.optimizer = lag.state, weakref.ref(self)
                 warn_of_missing_state(self, lag.slots)
             self.state[table] = state
         return state
 
-    def _check_disk_step(self, group: ParamGroup, table: Table, gradient: Tensor) -> None:
-        """Raise an error if a table on disk would take a dense step, or if its rows are damaged."""
-        if not isinstance(gradient, RowGradient):
-            cause = "the gradient is dense"
-            fix = "use the weight only in lookups, not in the loss itself"
-        elif self.rule.needs_dense_step(self._numeric(group)):
-            cause = f"{self.rule.name} with weight_decay={group['weight_decay']} requires one"
-            fix = "set weight_decay=0"
-        else:
-            table.check_files(gradient.ids)
-            return
-        raise HotrowError(f"a table on disk cannot take a dense step, but {cause}", fix=fix)
-
     @staticmethod
     def _close_lag(table: Table) -> None:
-        if table.lag is not None:
-            table.lag.close()
+        lag = table.lag
+        if lag is not None:
+            lag.close()
 
     @contextmanager
     def _closed_lags(self) -> Iterator[None]:
-        """Close all lags, and afterwards open new ones for tables on disk, as saves need them."""
+        """Close all lags, and afterwards open new ones for tables on disk, as saves need them.
+
+        Other threads can't take a step or save until then.
+        """
         on_disk = []
-        for group, table in self._tables():
-            if table.backing is not None and table.lag is not None:
-                self.table_state(table)
-                on_disk.append((group, table))
-            self._close_lag(table)
-        try:
-            yield
-        finally:
-            for group, table in on_disk:
-                self._prepare_lag(table, self._numeric(group))
+        with ExclusiveAccess():
+            for group, table in self._tables():
+                if table.backing is not None and table.lag is not None:
+                    self.table_state(table)
+                    on_disk.append((group, table))
+                self._close_lag(table)
+            try:
+                yield
+            finally:
+                for group, table in on_disk:
+                    self._prepare_lag(table, self._numeric(group))
 
     def prepare_capture(self) -> None:
         """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.

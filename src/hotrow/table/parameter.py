@@ -124,8 +124,9 @@ class Table(nn.Parameter):
         """
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
-            if self.lag is not None:
-                self.lag.close()
+            lag = self.lag
+            if lag is not None:
+                lag.close()
             with torch._C.DisableTorchFunctionSubclass():
                 set_strides(self, strides)
                 if type(self.grad) is Tensor:
@@ -223,8 +224,9 @@ class Table(nn.Parameter):
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
             table.settle()
-            if func == _SET_DATA and table.lag is not None:
-                table.lag.close()  # the next step starts from the new storage
+            lag = table.lag
+            if func == _SET_DATA and lag is not None:
+                lag.close()  # the next step starts from the new storage
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):

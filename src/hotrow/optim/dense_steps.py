@@ -1,0 +1,105 @@
+"""Decide which tables take torch's dense step, and check the gradients before any step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotrow.errors import HotrowError
+from hotrow.optim.lag import RowLag
+from hotrow.optim.rule import ParamGroup, Rule
+from hotrow.table.autograd import storage_use_count
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
+
+# Why a table takes a dense step, and how to avoid it.
+Reason = tuple[str, str]
+
+
+def find_reasons(
+    rule: Rule, gradients: list[tuple[ParamGroup, Table, Tensor]], param_groups: list[ParamGroup]
+) -> list[Reason | None]:
+    """Return for each table why it must take a dense step, or None if it takes a row step.
+
+    Args:
+        rule: the rule of the optimizer.
+        gradients: each table that has a gradient, with its options.
+        param_groups: all parameter groups of the optimizer.
+
+    Raises:
+        HotrowError: a gradient doesn't fit its table, or a table on disk would take a dense step
+            or has damaged rows.
+    """
+    reasons = []
+    with torch._C.DisableTorchFunctionSubclass():  # saves a call for each attribute
+        for group, table, gradient in gradients:
+            _check_gradient(gradient, table)
+            reasons.append(_find_reason(rule, group, table, gradient, param_groups))
+    for (_, table, gradient), reason in zip(gradients, reasons, strict=True):
+        if table.backing is None:
+            continue
+        if reason is not None:
+            cause, fix = reason
+            raise HotrowError(f"a table on disk cannot take a dense step, but {cause}", fix=fix)
+        assert isinstance(gradient, RowGradient)
+        table.check_files(gradient.ids)
+    return reasons
+
+
+def _check_gradient(gradient: Tensor, table: Table) -> None:
+    """Raise an error if the table was changed after the gradient was computed."""
+    for prop, actual, expected in (
+        ("shape", gradient.shape, table.shape),
+        ("device", gradient.device, table.device),
+        ("dtype", gradient.dtype, table.grad_dtype or gradient.dtype),
+    ):
+        if actual != expected:
+            size = " x ".join(map(str, table.shape))
+            raise HotrowError(
+                f"the gradient of a {size} table has {prop} {actual}, but needs {expected}",
+                fix="change the table only after optimizer.zero_grad(), and before the forward "
+                "pass",
+            )
+
+
+def _find_reason(
+    rule: Rule,
+    group: ParamGroup,
+    table: Table,
+    gradient: Tensor,
+    param_groups: list[ParamGroup],
+) -> Reason | None:
+    if not isinstance(gradient, RowGradient):
+        return "the gradient is dense", "use the weight only in lookups, not in the loss itself"
+    if gradient.dtype != table.dtype:
+        return f"the gradient is {gradient.dtype}", f"use weight.grad_dtype = {table.dtype}"
+    if rule.needs_dense_step(group):
+        cause = f"{rule.name} with weight_decay={group['weight_decay']} requires one"
+        return cause, "set weight_decay=0"
+    # torch updates such parameters one after the other, each in all rows.
+    if _is_shared(table) and any(
+        _overlaps(table, other) for each in param_groups for other in each["params"]
+    ):
+        return "another parameter shares its memory", "use the same parameter in both places"
+    return None
+
+
+def _is_shared(table: Table) -> bool:
+    """Return whether anything else refers to the table's storage."""
+    lag = table.lag
+    return storage_use_count(table) > 1 + (lag.storage_uses if isinstance(lag, RowLag) else 0)
+
+
+def _overlaps(table: Tensor, other: Tensor) -> bool:
+    """Return whether another parameter with a gradient shares memory with the table."""
+    if other is table or other.grad is None or other.layout != torch.strided:
+        return False
+    (begin, end), (other_begin, other_end) = _address_range(table), _address_range(other)
+    return other.device == table.device and begin < other_end and other_begin < end
+
+
+def _address_range(tensor: Tensor) -> tuple[int, int]:
+    if not tensor.numel():
+        return 0, 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
