@@ -866,13 +866,19 @@ def test_a_closed_pipe_keeps_the_exit_code_without_a_traceback(
         assert process.wait(120) == 0
 
 
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         (RuntimeError("odd"), 3, "internal error in hotrow: RuntimeError: odd\n"),
+        (SilentError(), 3, "internal error in hotrow: SilentError: \n"),
         (KeyboardInterrupt(), 130, ""),
     ],
-    ids=["error", "interrupt"],
+    ids=["error", "silent error", "interrupt"],
 )
 def test_errors_and_interrupts_show_no_traceback(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str

@@ -22,7 +22,7 @@ from hotrow.onehot.rules import products
 pytestmark = pytest.mark.usefixtures("small_tables")
 
 MODELS = """
-import torch, torch.nn.functional as F
+import torch, warnings, torch.nn.functional as F
 from torch import nn
 
 class Policy(nn.Module):
@@ -95,6 +95,38 @@ def takes(size):
 
 built = Policy()
 number = 3
+
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+class Stop(BaseException):
+    pass
+
+class Lazy:
+    @property
+    def model(self):
+        raise OSError("no weights")
+
+    @property
+    def other(self):
+        return self.absent
+
+class Mute(Policy):
+    def forward(self, states):
+        raise Silent
+
+lazy = Lazy()
+
+def silent():
+    raise Silent
+
+def stops():
+    raise Stop("too early")
+
+def nested():
+    with warnings.catch_warnings(action="ignore"):  # torch warns once about its first nested tensor
+        return torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)])
 """
 
 
@@ -120,6 +152,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "nets" / "models.py").write_text(MODELS)
     (tmp_path / "broken.py").write_text("import torch\ndef build(:\n")
     (tmp_path / "needy.py").write_text("import no_such_thing_at_all\n")
+    (tmp_path / "stops.py").write_text("from nets.models import Stop\nraise Stop('too early')\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('usage: exits.py')\n")
     states, scale = torch.tensor([3, 1, 3, 15]), torch.rand(4, 1)
     torch.save(states, tmp_path / "states.pt")
@@ -144,7 +177,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:
-        if name.partition(".")[0] in ("nets", "broken", "needy", "exits"):
+        if name.partition(".")[0] in ("nets", "broken", "needy", "stops", "exits"):
             del sys.modules[name]
 
 
@@ -343,6 +376,24 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "check the name",
     ),
     ("@Held.bild --inputs @states", "there is no bild in Held (did you mean build?)", "check"),
+    (
+        "@built.hed --inputs @states",
+        "nets.models:built.hed: there is no hed in an object of type Policy",
+        "check the name",
+    ),
+    ("@number.x --inputs @states", "there is no x in an object of type int", "check the name"),
+    (
+        "@lazy.model --inputs @states",
+        f"nets.models:lazy.model cannot be read: OSError: no weights (nets{os.sep}models.py, line ",
+        ONE,
+    ),
+    (
+        "@lazy.other --inputs @states",
+        "nets.models:lazy.other cannot be read: AttributeError: 'Lazy' object has no attribute "
+        "'absent'",
+        ONE,
+    ),
+    ("torch:classes.foo.bar --inputs @states", "torch:classes.foo.bar cannot be read: Runti", ONE),
     # its code
     ("broken:build --inputs @states", "broken cannot be imported: SyntaxError: ", ONE),
     (
@@ -358,6 +409,9 @@ UNUSABLE: list[tuple[str, str, str]] = [
         ONE,
     ),
     ("@leaves --inputs @states", "nets.models:leaves() fails: SystemExit: usage: train.py", ONE),
+    ("@silent --inputs @states", "nets.models:silent() fails: Silent (nets", ONE),
+    ("@stops --inputs @states", "nets.models:stops() fails: Stop: too early (nets", ONE),
+    ("stops:build --inputs @states", "stops cannot be imported: Stop: too early (stops.py, ", ONE),
     (
         "@takes --inputs @states",
         "nets.models:takes() fails: TypeError: takes() missing 1 required positional argument",
@@ -379,7 +433,17 @@ UNUSABLE: list[tuple[str, str, str]] = [
         r"[bold]no\x1b[31m copies (",
         "remove tensors with an autograd graph",
     ),
+    (
+        "@Mute --inputs @states",
+        "nets.models:Mute fails on these inputs (int64 (4,)): Silent (nets",
+        "pass arguments that it accepts: forward(states)",
+    ),
     # the inputs
+    (
+        "@built --inputs @nested",
+        "nets.models:built fails on these inputs (float32 (nested)): ",
+        "pass arguments that it accepts",
+    ),
     ("@built --inputs @fails", "nets.models:fails() fails: KeyError: 'vocabulary'", ONE),
     ("@built --inputs @plane", "there is no plane in nets.models", "check the name"),
     (

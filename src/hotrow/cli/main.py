@@ -17,7 +17,7 @@ from hotrow.cli.disk import disk_app
 from hotrow.cli.learn import LEARN_HELP, learn_command
 from hotrow.cli.terminal import BROKEN, EQUAL, UNUSABLE, check_output_is_open, write_output
 from hotrow.errors import HotrowError
-from hotrow.inputs.text import escape_unprintable
+from hotrow.inputs.text import escape_unprintable, message_of
 
 app = typer.Typer(
     add_completion=False,
@@ -94,7 +94,7 @@ def run_app(app: typer.Typer) -> None:
             raise
         code = _print_error(
             HotrowError(
-                f"internal error in hotrow: {type(error).__name__}: {error}",
+                f"internal error in hotrow: {type(error).__name__}: {message_of(error)}",
                 fix="set HOTROW_DEBUG=1 to see the traceback, and please report this error",
             ),
             BROKEN,

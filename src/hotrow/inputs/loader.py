@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -113,12 +115,20 @@ def _import_attribute(name: str, seed: int) -> Any:
                 fix="run the command from the module's folder, or install the module",
             ) from None
         raise _failure(f"{path} cannot be imported", error) from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _failure(f"{path} cannot be imported", error) from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise _missing_attribute(name, found, part)
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            is_property = inspect.getattr_static(found, part, None) is not None
+            if isinstance(error, AttributeError) and not is_property:
+                raise _missing_attribute(name, found, part) from None
+            raise _failure(f"{name} cannot be read", error) from error
     return found
 
 
@@ -127,11 +137,13 @@ def _is_dotted_name(text: str) -> bool:
 
 
 def _missing_attribute(name: str, owner: Any, part: str) -> HotrowError:
-    candidates = [key for key, value in vars(owner).items() if key[0] != "_" and callable(value)]
-    matches = difflib.get_close_matches(part, candidates, n=1)
-    guess = f" (did you mean {matches[0]}?)" if matches else ""
-    file = getattr(owner, "__file__", None)
-    where = f"{owner.__name__}{f' ({file})' if file else ''}"
+    guess, where = "", f"an object of type {type(owner).__name__}"
+    if isinstance(owner, ModuleType | type):
+        names = [key for key, value in vars(owner).items() if key[:1] != "_" and callable(value)]
+        matches = difflib.get_close_matches(part, names, n=1)
+        guess = f" (did you mean {matches[0]}?)" if matches else ""
+        file = vars(owner).get("__file__")
+        where = f"{owner.__name__}{f' ({file})' if file else ''}"
     return HotrowError(f"{name}: there is no {part} in {where}{guess}", fix="check the name")
 
 
@@ -144,7 +156,9 @@ def _call(name: str, function: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     try:
         return function()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: its code would become hotrow's exit code
         raise _failure(f"{name}() fails", error) from error
 
 

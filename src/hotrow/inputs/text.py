@@ -110,6 +110,14 @@ def format_milliseconds(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, or "" if the exception's own code fails."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def one_line(error: BaseException) -> str:
     """Describe an exception in one line: its type, its message, and the last line of user code.
 
@@ -119,7 +127,7 @@ def one_line(error: BaseException) -> str:
     ...     print(one_line(error).partition(" (")[0])
     KeyError: 'vocabulary'
     """
-    message = elide(escape_unprintable(" ".join(str(error).split())), _MESSAGE_COLUMNS)
+    message = elide(escape_unprintable(" ".join(message_of(error).split())), _MESSAGE_COLUMNS)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [f for f in frames if not any(part in f.filename for part in _LIBRARY_PATHS)]

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from hotrow.conversion.convert import convert
 from hotrow.conversion.modules import direction_of
 from hotrow.errors import HotrowError
-from hotrow.inputs.text import one_line
+from hotrow.inputs.text import message_of, one_line
 from hotrow.kernels import devices
 from hotrow.table.parameter import Table
 from hotrow.verify.measure import (
@@ -190,7 +190,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    refused = "can't allocate memory" in str(error)
+    refused = "can't allocate memory" in message_of(error)
     return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
@@ -213,7 +213,7 @@ def _check_model(model: Any, name: str) -> None:
 def _fix_for(error: Exception, model: nn.Module) -> str:
     """Return what to do if the plain model raises this error."""
     dtypes = {each.dtype for each in model.parameters() if each.is_floating_point()}
-    if _DTYPE_ERROR.search(str(error)) and dtypes - {torch.float32}:
+    if _DTYPE_ERROR.search(message_of(error)) and dtypes - {torch.float32}:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
         return (
             f"its parameters are {names}, but its code seems to fix another dtype, for example in "

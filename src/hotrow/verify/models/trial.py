@@ -68,7 +68,8 @@ class Inputs:
         for name, tensor in self.tensors:
             kind = str(tensor.dtype).removeprefix("torch.")
             name = name.removeprefix("input ")
-            texts.append(f"{'' if name.isdecimal() else f'{name} '}{kind} {tuple(tensor.shape)}")
+            shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
+            texts.append(f"{'' if name.isdecimal() else f'{name} '}{kind} {shape}")
         return ", ".join(texts) or "no tensors"
 
 
