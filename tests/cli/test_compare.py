@@ -719,6 +719,21 @@ UNCHECKABLE: list[tuple[str, str, str]] = [
         "use options closer to the defaults; try a smaller lr first",
     ),
     (
+        f"{SGD} lr=1e300 --steps 4",
+        "torch.optim.SGD, float32 fails with lr=1e+300: value cannot be converted",
+        "use options closer to the defaults; try a smaller lr first",
+    ),
+    (
+        "--optimizer Rprop --set step_sizes=1e-6,1e300 --steps 4",
+        "torch.optim.Rprop, float32 fails with step_sizes=(1e-06, 1e+300): value cannot be",
+        "use options closer to the defaults",
+    ),
+    (
+        "--optimizer Adagrad --set initial_accumulator_value=1e300",
+        "torch.optim.Adagrad rejects initial_accumulator_value=1e+300: value cannot be",
+        "change that option, or leave it at its default",
+    ),
+    (
         "--optimizer SGD --scales 1,0",
         "--scales '1,0': '0' is not a positive number",
         "write the scales as 1,1e-4,1e-7,1e-9",

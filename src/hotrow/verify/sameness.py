@@ -237,11 +237,12 @@ def measure_sameness(
                 tables = train(
                     optimizer_class, options, batches, scales, dtype, report_step, device
                 )
-        except (ArithmeticError, TypeError, ValueError) as error:
+        # RuntimeError: torch converts an option to float32, but its value is too large.
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             if package is hotrow.optim:
                 raise
             raise HotrowError(
-                f"{what} fails with these options: {error}", fix=_OPTIONS_FIX
+                f"{what} fails with {_describe_options(options)}: {error}", fix=_OPTIONS_FIX
             ) from None
         for scale, table in zip(scales, tables, strict=True):
             if package is torch.optim and not bool(table.isfinite().all()):
@@ -264,12 +265,15 @@ def check_options(optimizer: str, options: Mapping[str, Any]) -> None:
     optimizer_class = getattr(hotrow.optim, optimizer).torch_class
     try:
         optimizer_class([nn.Parameter(torch.zeros(1))], **options)
-    except (TypeError, ValueError) as error:
-        settings = ", ".join(f"{name}={value}" for name, value in options.items())
+    except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: beyond float32
         raise HotrowError(
-            f"torch.optim.{optimizer} rejects {settings}: {error}",
+            f"torch.optim.{optimizer} rejects {_describe_options(options)}: {error}",
             fix="change that option, or leave it at its default",
         ) from None
+
+
+def _describe_options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items()) or "its default options"
 
 
 def train(
