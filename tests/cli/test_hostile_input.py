@@ -181,6 +181,31 @@ def test_output_that_would_replace_an_input_is_an_error(
     assert (tmp_path / name).read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{TABLE} --ids-file - --html",
+        f"{TABLE} --tokenizer words.json --text-file - --html",
+        "learn --times - --save",
+    ],
+)
+def test_output_that_would_replace_standard_input_is_an_error(
+    run: Run, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "ids.txt").write_text("1")
+    before = os.dup(0)
+    with (tmp_path / "ids.txt").open() as file:
+        os.dup2(file.fileno(), 0)
+    try:
+        result = run(*command.split(), "ids.txt")
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+    assert (result.code, result.out) == (2, "")
+    assert "ids.txt is also an input, so the output would replace it" in result.err
+    assert (tmp_path / "ids.txt").read_text() == "1"
+
+
 @pytest.mark.parametrize("command", ["compare", "learn", "disk verify table"])
 def test_argument_cannot_control_the_terminal(run: Run, command: str) -> None:
     found = run(*command.split(), "\x1b]0;title\x07")

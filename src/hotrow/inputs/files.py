@@ -195,21 +195,27 @@ def check_writable(path: str | Path, inputs: Iterable[str | None] = ()) -> None:
 
     Arguments:
         path: the path of the output.
-        inputs: paths of files that the output must not replace.
+        inputs: paths of files that the output must not replace; "-" is standard input.
 
     Raises:
         HotrowError: the path can't be written, or is one of the inputs.
     """
     target, _ = _find_target(path)
     for name in inputs:
-        is_same = False
-        with suppress(OSError, ValueError):  # reading the input reports this error
-            is_same = name is not None and os.path.samefile(name, target)
-        if is_same:
+        if name is not None and _is_input(name, target):
             raise HotrowError(
                 f"{path} is also an input, so the output would replace it",
                 fix="write the output to another file",
             )
+
+
+def _is_input(name: str, target: Path) -> bool:
+    """Return whether the input is the target; "-" is standard input, or a table of that name."""
+    for file in (name, 0) if name == "-" else (name,):
+        with suppress(OSError, ValueError):  # reading the input reports this error
+            if os.path.samestat(os.stat(file), os.stat(target)):
+                return True
+    return False
 
 
 def write_text(path: str | Path, text: str) -> None:
