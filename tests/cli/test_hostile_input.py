@@ -144,15 +144,22 @@ def test_stale_table_is_not_read_through_a_link(run: Run, tmp_path: Path) -> Non
         ("folder", "is a folder, not a regular file"),
         ("", "'' is a folder, not a regular file"),
         ("\udcff/\udcfe", "there is no folder"),
+        ("page/", "page/ cannot be written: it names a folder, not a file"),
+        ("page/.", "page/. cannot be written: it names a folder, not a file"),
+        ("folder/page/", "folder/page/ cannot be written: it names a folder, not a file"),
+        ("missing/../page", "missing/../page cannot be written: there is no folder missing/.."),
+        ("missing/./page", "missing/./page cannot be written: there is no folder missing/."),
     ],
     ids=lambda value: value.encode("ascii", "backslashreplace").decode()[:12],
 )
 def test_output_with_an_impossible_name_is_an_error(
-    run: Run, command: str, name: str, reason: str
+    run: Run, tmp_path: Path, command: str, name: str, reason: str
 ) -> None:
+    before = sorted(tmp_path.rglob("*"))
     found = run(*command.split(), name)
     assert (found.code, found.out) == (2, "")
     assert reason in found.err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

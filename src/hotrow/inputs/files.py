@@ -273,7 +273,7 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
             flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
             descriptor = os.open(path, flags)
         except FileNotFoundError:
-            pass
+            _check_new_name(str(path))
         except OSError:
             # Opening a folder or a pipe for writing fails with a less helpful error.
             check_regular(os.stat(path), str(path))
@@ -296,6 +296,24 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
         if not os.access(target.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return target, permissions
+
+
+def _check_new_name(path: str) -> None:
+    """Raise `HotrowError` if no file can be created at this path.
+
+    `Path.resolve` accepts such paths: it ignores a separator at the end, and it removes a missing
+    folder before "..".
+    """
+    folder, name = os.path.split(path)
+    if path and name in ("", "."):
+        raise HotrowError(
+            f"{path} cannot be written: it names a folder, not a file",
+            fix="add the name of the file",
+        )
+    if not os.path.isdir(folder or "."):
+        raise HotrowError(
+            f"{path} cannot be written: there is no folder {folder}", fix="create it first"
+        )
 
 
 @contextmanager
