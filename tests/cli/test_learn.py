@@ -183,6 +183,18 @@ TIMES = {
 }
 
 
+@pytest.mark.parametrize("text", ['{"comparisons": []}', '{"comparisons": {}}', "{}"])
+def test_times_without_comparisons_are_an_error(learn: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "times.json").write_text(text)
+    found = learn("--times", "times.json", "--save", "page.html")
+    assert (found.code, found.out) == (2, "")
+    assert found.err == (
+        "Error: --times times.json is not the output of hotrow compare --json: it has no "
+        "comparisons\n  try: hotrow compare --json > times.json\n"
+    )
+    assert not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.parametrize("name", [*TIMES, "deep.json"])
 def test_invalid_times_get_a_message_and_exit_code_2(learn: Run, tmp_path: Path, name: str) -> None:
     if name == "deep.json":

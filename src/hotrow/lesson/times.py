@@ -47,6 +47,9 @@ def from_comparisons(content: Any) -> list[Timing]:
 
     Raises KeyError, TypeError or HotrowError for other content.
     """
+    comparisons = content.get("comparisons") if isinstance(content, dict) else None
+    if not isinstance(comparisons, list) or not comparisons:
+        raise HotrowError("it has no comparisons")
     return [
         Timing(
             V=each["rows"],
@@ -55,7 +58,7 @@ def from_comparisons(content: Any) -> list[Timing]:
             matmul_ms=each["matmul"]["median_ms"],
             lookup_ms=each["lookup"]["median_ms"],
         )
-        for each in content["comparisons"]
+        for each in comparisons
     ]
 
 
