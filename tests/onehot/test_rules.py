@@ -511,6 +511,8 @@ def test_rule_matches_torch(run):
     x.sum(axis=1)
     x.sum(dim=1, dtype=torch.float64)
     x.narrow(1, torch.tensor(1), 2)
+    x.narrow(1, start=torch.tensor(1), length=2)
+    x.select(1, torch.tensor(1))
     x.matmul(other=W)
     x.view((6, 5))
     x.expand(size=(4, 2, 3, 5))
@@ -744,6 +746,7 @@ def test_view_that_torch_refuses_raises():
     x[0.5]
     x[torch.tensor([0.5])]
     x[torch.tensor([5])]
+    x[torch.tensor(5)]
     x[torch.tensor([True, True, True])]
     x.select(0, 9)
     x.narrow(0, 0, 5)

@@ -334,6 +334,14 @@ def test_compiled_function_of_a_running_count_or_a_column_matches_torch():
     y = x.split(5, -1)[0]; y.zero_(); x @ W
     y = torch.cat([x, x], -1); z = y[..., 5:]; z.zero_(); y @ torch.cat([W, W])
     y = torch.cat([x, x], -1); z = y[..., 5:][0]; y.zero_(); z @ W
+    y = x[torch.tensor(1)]; y.zero_(); x @ W
+    y = x[torch.tensor(-1, dtype=torch.int8)]; x.mul_(2); y @ W
+    y = x[torch.tensor(1), 1:3]; y.zero_(); x @ W
+    y = x[0, torch.tensor(1)]; y.zero_(); x @ W
+    y = x[..., torch.tensor(1)]; y.add_(1); x @ W
+    y = x[torch.tensor(1, dtype=torch.uint8)]; y.zero_(); x @ W
+    y = x[torch.tensor(True)]; y.zero_(); x @ W
+    y = x.select(0, torch.tensor(1)); y.zero_(); x @ W
     y = x.detach(); y.zero_(); x @ W
     y = x.detach(); x.zero_(); y @ W
     y = x.float(); x.zero_(); y @ W, y is x

@@ -130,6 +130,13 @@ def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
     return OneHot([Field(rows.unsqueeze(-1), None, len(matrix))], matrix.dtype)
 
 
+def _indexed(func: Any, matrix: Any, index: Any) -> OneHot | None:
+    """Match `eye[ids]`. A 0-D index selects a view, whose writes must change the matrix."""
+    if isinstance(index, Tensor) and not index.ndim:
+        return None
+    return _identity_rows(func, matrix, index)
+
+
 def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     if any(args) or any(value not in (None, 2.0, False) for value in kwargs.values()):
         return None
@@ -327,7 +334,7 @@ _CONSTANTS: dict[Any, Callable[[Any], bool]] = {_constant: _scatters, _eye: _mak
 
 _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
     F.one_hot: _one_hot,
-    Tensor.__getitem__: _identity_rows,
+    Tensor.__getitem__: _indexed,
     F.gumbel_softmax: _gumbel_softmax,
     F.l1_loss: _l1_loss,
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]

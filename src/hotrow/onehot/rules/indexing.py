@@ -23,8 +23,8 @@ from hotrow.table.nested import find_instances, map_instances
 
 @rule(*overloads("select", "narrow", "index_select", "flip", "roll", "unbind", "split", "chunk"))
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
-    if func.__name__ == "narrow":
-        args = tuple(int(a) if isinstance(a, Tensor) else a for a in args)
+    if func.__name__ != "index_select":
+        args, kwargs = map_instances((args, kwargs), Tensor, _as_int)
     meta_args, meta_kwargs = map_instances((args, kwargs), Tensor, lambda t: t.to("meta"))
     out = func(meta_tensor(x), *meta_args, **meta_kwargs)
     dims = kwargs.get("dim", kwargs.get("dims", _positional_dim(func.__name__, args)))
@@ -153,7 +153,7 @@ def _(func: Any, x: Any, index: Any) -> Any:
         return select(x, index)
     if any(True for _ in find_instances(index, OneHot)):
         return select(x, index)
-    indices = index if isinstance(index, tuple) else (index,)
+    indices = tuple(map(_as_int, index)) if isinstance(index, tuple) else (_as_int(index),)
     if len(indices) == len(x.sizes) == 2 and isinstance(indices[1], Tensor):
         rows, ids = indices
         if is_range(rows, x.sizes[0]) and ids.ndim == 1:  # x[arange(N), ids]
@@ -220,6 +220,21 @@ def _entries_at(x: OneHot, ids: Tensor) -> Any:
     if isinstance(part, RunningCount):
         return gather(x, ids, x.axis_layout)
     return NotImplemented
+
+
+def _as_int(index: Any) -> Any:
+    """Convert a 0-D integer tensor to an int, as torch does; return other indices unchanged.
+
+    While torch traces or transforms the code, the value may be unknown.
+    """
+    if not isinstance(index, Tensor) or index.ndim or index.is_meta:
+        return index
+    if index.dtype not in _INTEGERS or is_compiling() or torch._C._is_tracing():
+        return index
+    return index if torch._C._are_functorch_transforms_active() else int(index)
+
+
+_INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8
 
 
 def _axis_count(index: Any) -> int:
