@@ -676,6 +676,9 @@ def test_operation_without_a_rule_matches_torch(run):
     """
     x.transpose(0, 1) * 2
     x.transpose(0, 1).double()
+    x.transpose(0, 1).half().cumsum(-1)
+    (x.transpose(0, 1).double() * torch.ones(3, 2, 1)).softmax(-1)
+    (x.transpose(0, 1).clone() * 2).detach()[1:]
     x.transpose(0, 1).clone()
     x.transpose(0, 1).long().float()
     x.transpose(0, 1) * torch.ones(3, 2, 1)

@@ -344,6 +344,7 @@ def test_compiled_function_of_a_running_count_or_a_column_matches_torch():
     y = x.select(0, torch.tensor(1)); y.zero_(); x @ W
     y = x.detach(); y.zero_(); x @ W
     y = x.detach(); x.zero_(); y @ W
+    y = 1 - x; y[0] = 3; y.clone() * torch.arange(5), y.clone() + 1, y.mT, y.detach() * 2
     y = x.float(); x.zero_(); y @ W, y is x
     y = x.contiguous(); x.zero_(); y @ W, y is x
     y = x.clone(); x.zero_(); y @ W

@@ -52,6 +52,7 @@ def assert_alike(actual, expected, strides=True):
         assert actual.requires_grad == expected.requires_grad
         if strides:
             assert actual.stride() == expected.stride()
+            assert to_dense(actual).stride() == expected.stride()
         torch.testing.assert_close(
             to_dense(actual).detach(), expected.detach(), rtol=0, atol=0, equal_nan=True
         )

@@ -55,7 +55,8 @@ class OneHot(RuleTensor):
         cached_device: the tensor's device.
         is_grad_leaf: whether the caller set requires_grad on this tensor.
         fill: the value of all entries that no id selects; 0 unless an operation such as `1 - x`
-            changed it. If the fill is not 0, every field has at most one id per row.
+            changed it, and 0 if no part is a field. If the fill is not 0, every field has at most
+            one id per row.
         difference: the one-hot x, the dense tensor p and its version, if this tensor was computed
             as x - p; otherwise None. Adding p to this tensor gives x.
         was_read: whether an operation may have used the parts instead of this tensor, so that
@@ -129,7 +130,8 @@ class OneHot(RuleTensor):
         self.sizes, self.cached_dtype, self.cached_device = sizes, dtype, first.device
         self.strides = _contiguous_strides(sizes) if stride is None else stride
         self._views = {}
-        self.fill, self._axis_layout, self._plain_layout = fill, layout, None
+        has_fill = fill != 0 and any(isinstance(part, Field) for part in parts)
+        self.fill, self._axis_layout, self._plain_layout = fill if has_fill else 0, layout, None
         self.difference, self.was_read = None, False
         self.retains_source_grad, self.source_grad, self.parameter = False, None, None
         self._dense, self._dense_version, self._graph = None, 0, None
@@ -490,10 +492,10 @@ class OneHot(RuleTensor):
         values = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
         if self._axis_layout is not None:
             values = self._axis_layout.arrange(values)
-            if values.stride() != self.strides and 0 not in self.strides:
-                values = torch.empty_strided(
-                    self.sizes, self.strides, dtype=values.dtype, device=values.device
-                ).copy_(values)
+        if values.stride() != self.strides and 0 not in self.strides:
+            values = torch.empty_strided(
+                self.sizes, self.strides, dtype=values.dtype, device=values.device
+            ).copy_(values)
         if self.has_own_grad and not is_compiling():
             return values  # the caller connects the values to the graph
         proxy = self.grad_proxy
