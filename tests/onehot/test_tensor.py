@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from hotrow import HotrowError
 from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.results import meta_result, meta_tensor
 from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import (
     CLASSES,
@@ -819,6 +820,49 @@ def test_other_dtypes(dtype):
 def test_function_transforms(run):
     dense, ours = twins()
     assert_alike(run(ours), run(dense), strides=False)
+
+
+# `cumsum` has no rule for this axis, so it reads the dense tensor.
+@statements(
+    """
+    torch.func.hessian(lambda w: (x.cumsum(-1) @ w).pow(2).sum())(W); x.cumsum(-1), x[0] * 2
+    torch.func.hessian(lambda w: (x.cumsum(-1) @ w).pow(2).sum())(W); x.mul_(2); x @ W
+    torch.func.grad(lambda w: (x.mT.cumsum(1).mT @ w).sum())(W); np.asarray(x).sum(), x @ W
+    torch.func.grad(lambda w: (x[0].cumsum(0) @ w).sum())(W); x[0] + 1, x + 1
+    torch.func.jvp(lambda w: x.cumsum(1) @ w, (W,), (W,)); x.exp(), x.sum(0) + 1
+    torch.vmap(lambda w: x.cumsum(1) @ w)(torch.stack([W, W])); x.exp()
+    g = torch.func.grad(lambda w: (x.clone().add_(1) @ w).sum())(W); g, x + 0
+    g = torch.func.grad(lambda w: (x.clone().mul_(w.sum()) @ w).sum())(W); g, x + 0
+    g = torch.func.grad(lambda w: (x.long().float().zero_() @ w).sum())(W); g, x + 0
+    torch.func.grad(lambda y: y.cumsum(1).pow(2).sum())(x), x.exp()
+    """
+)
+def test_one_hot_after_a_transform(run):
+    dense, ours = twins()
+    assert_values(run(ours), run(dense))
+
+
+@expressions(
+    """
+    torch.func.grad(lambda w: (x.mul_(2) @ w).sum())(W)
+    torch.func.grad(lambda w: (x.zero_() @ w).sum())(W)
+    torch.func.grad(lambda w: (x.index_fill_(0, torch.tensor([0]), 0) @ w).sum())(W)
+    torch.vmap(lambda w: x.mul_(w.sum()))(torch.stack([W, W]))
+    """
+)
+def test_write_into_an_input_of_a_transform_raises_as_in_torch(run):
+    for x in twins():
+        with pytest.raises(RuntimeError):
+            run(x)
+    assert_values(x, twins()[0])
+
+
+def test_transform_caches_no_tensor_that_becomes_invalid():
+    x = one_hot([2, 0, 3], 7, torch.float32)
+    torch.func.grad(lambda q: (q * x.unsqueeze(0)[0]).sum() + x.sum(0).sum())(torch.ones(3, 7))
+    is_invalid = torch._C._functorch.is_functorch_wrapped_tensor
+    assert not is_invalid(meta_tensor(x))
+    assert not is_invalid(meta_result(torch.sum, (x, (0,), False)))
 
 
 def test_created_inside_vmap():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch._C import _functorch
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._compile import _disable_dynamo
 from torch._guards import TracingContext
@@ -47,6 +49,28 @@ is_compiling = (
 def is_transforming() -> bool:
     """Return whether `torch.func` or forward-mode autograd is active; both need special rules."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def transform_level() -> int:
+    """Return how many transforms of `torch.func` are active."""
+    return _functorch.maybe_current_level() or 0
+
+
+@contextmanager
+def at_transform_level(level: int) -> Iterator[None]:
+    """Suspend the inner transforms of `torch.func`, so that only `level` transforms are active.
+
+    Tensors created inside a transform become invalid when it ends. Code that stores a tensor for
+    longer must compute it outside of the transform.
+    """
+    suspended = []
+    try:
+        while transform_level() > level:
+            suspended.append(_functorch.pop_dynamic_layer_stack())
+        yield
+    finally:
+        while suspended:
+            _functorch.push_dynamic_layer_stack(suspended.pop())
 
 
 def is_exporting() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import at_transform_level, is_compiling
 from hotrow.onehot.gradient import transform_proxy
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Part
@@ -35,7 +35,7 @@ def empty_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
 
 @functools.lru_cache(256)
 def _cached_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), at_transform_level(0):
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
 
 
@@ -67,7 +67,7 @@ def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = 
     if is_compiling():
         return _run_on_meta(func, signature, options)
     # The default dtype is only a part of the key of the cache.
-    return _cached_meta_result(func, signature, options, torch.get_default_dtype())
+    return _meta_result(func, signature, options, torch.get_default_dtype())
 
 
 def _signature(value: Any) -> tuple[Any, ...]:
@@ -78,13 +78,16 @@ def _signature(value: Any) -> tuple[Any, ...]:
     return type(value), value
 
 
-def _run_on_meta(func: Any, signature: Any, options: Any, default_dtype: Any = None) -> Any:
+@functools.lru_cache(1024)
+def _meta_result(func: Any, signature: Any, options: Any, default_dtype: Any) -> Any:
+    with at_transform_level(0):
+        return _run_on_meta(func, signature, options)
+
+
+def _run_on_meta(func: Any, signature: Any, options: Any) -> Any:
     values = [empty_meta(*each[1:]) if each[0] is Tensor else each[1] for each in signature]
     with torch.inference_mode(False):
         return func(*values, **{name: value for name, _, value in options})
-
-
-_cached_meta_result = functools.lru_cache(1024)(_run_on_meta)
 
 
 def derive(

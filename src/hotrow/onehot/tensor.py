@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrow.kernels.tracing import is_compiling, is_transforming
+from hotrow.kernels.tracing import (
+    at_transform_level,
+    is_compiling,
+    is_transforming,
+    transform_level,
+)
 from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy
 from hotrow.onehot.layout import Layout, plain_layout
 from hotrow.onehot.parts import (
@@ -97,6 +102,7 @@ class OneHot(RuleTensor):
     parameter: nn.Parameter | None
     _axis_layout: Layout | None
     _plain_layout: Layout | None  # caches `axis_layout` if `_axis_layout` is None
+    _level: int  # how many transforms of `torch.func` were active when this tensor was created
     cached_dtype: torch.dtype
     cached_device: torch.device
 
@@ -135,6 +141,7 @@ class OneHot(RuleTensor):
         self.difference, self.was_read = None, False
         self.retains_source_grad, self.source_grad, self.parameter = False, None, None
         self._dense, self._dense_version, self._graph = None, 0, None
+        self._level = 0 if is_compiling() else transform_level()
         if self._has_trained_parts:
             self.connect()
         return self
@@ -331,6 +338,9 @@ class OneHot(RuleTensor):
         is_modified = self.is_modified
         if is_compiling() and not (permanent or is_modified):
             return self.compute_dense()  # torch.compile eliminates repeated work
+        if not is_compiling() and transform_level() > self._level:
+            with at_transform_level(self._level):
+                return self.materialize(permanent)
         if self._dense is None:
             # Without the modes, a search for one-hots would find the tensors created here.
             with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunction():
@@ -413,9 +423,13 @@ class OneHot(RuleTensor):
 
     @property
     def is_unused(self) -> bool:
-        """True if no view, dense tensor or graph depends on the parts, so they may be replaced."""
+        """True if the parts may be replaced.
+
+        No view, dense tensor or graph depends on the parts, and this tensor isn't an input of an
+        active transform.
+        """
         is_read = self._dense is not None or self._parent is not None or self.has_views
-        return not (is_read or self.needs_grad)
+        return not (is_read or self.needs_grad or transform_level() > self._level)
 
     def replace_parts(self, result: OneHot) -> None:
         """Replace the values in place with those of `result`, of the same shape and dtype."""
