@@ -658,6 +658,12 @@ def test_leaf_keeps_its_gradient_whatever_came_before(run):
         lambda x: x.__iadd__(1),
         lambda x: torch.add(x, 1, out=x),
         lambda x: torch._foreach_mul_([x], 2),
+        lambda x: x[:, ::2].add_(1),
+        lambda x: x[..., ::2].add_(1),
+        lambda x: x[0, 0][..., None].add_(1),
+        lambda x: x.diagonal().add_(1),
+        lambda x: x.unfold(1, 2, 1).zero_(),
+        lambda x: x.as_strided((2, 5), (15, 1)).zero_(),
     ],
 )
 def test_write_into_a_leaf_raises_as_in_torch(write):
@@ -667,6 +673,17 @@ def test_write_into_a_leaf_raises_as_in_torch(write):
     with pytest.raises(RuntimeError, match=r"torch.no_grad\(\)"):
         x.mul_(2)
     torch.testing.assert_close(to_dense(x), to_dense(twins()[0]))
+
+
+def test_no_grad_write_into_a_view_of_a_leaf():
+    results = []
+    for x in twins(requires_grad=True):
+        with torch.no_grad():
+            x[:, ::2].add_(1)
+            x.diagonal().mul_(2)
+        x.cumsum(-1).pow(2).sum().backward()
+        results.append((to_dense(x).detach(), x.grad))
+    assert_values(results[1], results[0])
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,15 @@ class ConnectLeaf(torch.autograd.Function):
     """Make the gradient of a leaf one-hot's dense values flow to the one-hot."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, leaf: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, x: Tensor, is_leaf: bool) -> Tensor:
         """Return a tensor that shares the memory and the version counter of `values`."""
-        return values.detach()
+        # Autograd forbids in-place changes of a view that a function returns, and of its views.
+        return values.view_as(values) if is_leaf else values.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
         """Return the gradient unchanged."""
-        return None, gradient
+        return None, gradient, None
 
 
 class Connect(torch.autograd.Function):

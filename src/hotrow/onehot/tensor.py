@@ -359,7 +359,9 @@ class OneHot(RuleTensor):
             return self._dense
         # If self stored the connected tensor, the two would keep each other alive forever.
         with torch.enable_grad():
-            connected: Tensor = ConnectLeaf.apply(self._dense.detach(), self)  # type: ignore[no-untyped-call]
+            connected: Tensor = ConnectLeaf.apply(  # type: ignore[no-untyped-call]
+                self._dense.detach(), self, self.is_grad_leaf
+            )
         return connected
 
     def column(self) -> Tensor | None:
