@@ -737,6 +737,9 @@ def test_autocast_matches_torch(run):
     x.mT.sum(1)
     F.mse_loss(t.q, x)
     x + x.flip(0)
+    (x * torch.complex(t.q, t.q + 1)).abs().pow(2)
+    (x * torch.complex(t.n, t.n + 1)).real
+    (x * (2 + 1j)).mT.imag
     """
 )
 def test_one_hot_that_requires_grad_matches_torch(run):

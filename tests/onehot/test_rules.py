@@ -624,6 +624,11 @@ def test_keyword_arguments_match_torch(run):
     x * torch.ones(5)
     x * torch.ones(3, 5)
     x * (2 + 1j)
+    (x * torch.complex(W.t(), W.t() + 1)[:3]).adjoint() * 2
+    (x * torch.complex(W.t(), W.t() + 1)[:3]).adjoint() @ torch.complex(W, W)[:3]
+    (x * (2 + 1j)).mT.conj().mH
+    (x * torch.complex(W, W + 1)[:3, :1]).abs()
+    x * torch.complex(W, W + 1)[:3, :1] * 2
     x * x
     x + x
     x + 1

@@ -121,7 +121,7 @@ def transform_proxy(
             if one of them has been modified since.
     """
     present = [proxy for proxy in proxies if proxy is not None]
-    if not present or not out.is_floating_point():
+    if not present or not (out.is_floating_point() or out.is_complex()):
         return None
     result: Tensor = _TransformedProxy.apply(  # type: ignore[no-untyped-call]
         transform, out.shape, out.dtype, factors, *present

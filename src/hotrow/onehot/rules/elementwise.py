@@ -194,12 +194,15 @@ def _scale(
 
 
 def _single_value(values: Tensor) -> float | None:
-    """If all values are the same number, return it, otherwise None."""
+    """If all values are the same real number, return it, otherwise None."""
     flat = values.detach().flatten()
     first = flat[:1]
     if len(flat) > 1 and not bool(((flat == first) | (flat.isnan() & first.isnan())).all()):
         return None
-    return first.item()
+    value = first.item()
+    if isinstance(value, complex):
+        return value.real if value.imag == 0 else None
+    return value
 
 
 def _entries(value: Any, x: OneHot, ids: Tensor, weights: Tensor, layout: Layout) -> Any:

@@ -110,7 +110,7 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 )
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), *args, **kwargs)
-    if not x.sizes:
+    if not x.sizes or out.is_conj():
         return NotImplemented
     # The stride of each axis is its index, so the result's strides are the new axis order.
     numbered = empty_meta((1,) * len(x.sizes), tuple(range(len(x.sizes))), torch.float32)
