@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from hotrow.onehot.encoding import one_hot
 from hotrow.onehot.parts import Field
@@ -457,6 +458,35 @@ def test_straight_through_product_is_a_lookup(never_materialized):
     p = leaves.q / 4
     y = x - p.detach() + p
     assert torch.equal(y @ leaves.w, leaves.w[x.argmax(-1)])
+
+
+def test_straight_through_has_a_tangent():
+    tangents = []
+    for x in twins(torch.float64):
+        with forward_ad.dual_level():
+            p = forward_ad.make_dual(Leaves().q / 4, Leaves().e.expand(2, 3, 5))
+            tangents.append(forward_ad.unpack_dual(to_dense(x - p.detach() + p)).tangent)
+    assert torch.equal(tangents[1], tangents[0])
+
+
+def test_straight_through_notices_a_negated_view():
+    z = torch.full((2, 3, CLASSES), 0.25 + 0.25j, dtype=torch.complex128)
+    dense, ours = (to_dense(x - z.imag + z.conj().imag) for x in twins(torch.float64))
+    assert torch.equal(ours, dense)
+
+
+@pytest.mark.parametrize("change", [torch.relu_, lambda y: y.__setitem__(0, 0.0)])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_product_can_be_changed_in_place(change, is_leaf):
+    gradients = []
+    for x in twins(torch.float64, requires_grad=is_leaf):
+        leaves = Leaves(requires_grad=True)
+        y = (x if is_leaf else x - leaves.q.detach() / 4 + leaves.q / 4) @ leaves.w
+        change(y)
+        sources = [leaves.w, x if is_leaf else leaves.q]
+        gradients.append([y.detach(), *torch.autograd.grad(y.pow(2).sum(), sources)])
+    for ours, theirs in zip(gradients[1], gradients[0], strict=True):
+        assert torch.equal(to_dense(ours), theirs)
 
 
 def test_straight_through_notices_a_write():

@@ -212,10 +212,12 @@ def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
 
 
 def have_same_memory(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape, strides and memory."""
+    """Return whether two tensors show the same memory in the same way, so they are equal."""
     return one is other or (
         one.dtype == other.dtype
         and one.data_ptr() == other.data_ptr()
         and one.shape == other.shape
         and one.stride() == other.stride()
+        and one.is_neg() == other.is_neg()
+        and one.is_conj() == other.is_conj()
     )

@@ -27,7 +27,7 @@ class _AddProxyProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(proxy, weight)
         ctx.columns, ctx.is_plain = columns, is_plain
-        return rows.view_as(rows)
+        return rows.detach()  # unlike a view, autograd allows in-place changes of it
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -67,7 +67,7 @@ def add_back(x: OneHot, other: Any) -> OneHot | None:
     y, p, version = x.difference
     if x.needs_grad or y.needs_grad or not _is_same_memory(p, other) or p._version != version:
         return None
-    if other.is_complex():
+    if other.is_complex() or is_transforming():
         return None
     low, high = other.detach().aminmax()
     if not bool((low >= -_MAX_ROUNDED) & (high <= _MAX_ROUNDED)):
