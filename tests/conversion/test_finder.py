@@ -185,6 +185,8 @@ def test_label_smoothing_with_scatter_is_found(text):
     self.linear(self.eye[x, :])
     self.linear(self.eye[x.tolist()])
     self.linear(self.eye[x.bool()[0, 0]])
+    (torch.eye(400, device="meta") * 2).shape
+    (1 - torch.zeros(2, 5, device="meta").scatter_(1, x[:, :1].to("meta"), 1)).shape
     e = torch.eye(5); r = e[x[0, 0]]; r.mul_(2); self.linear(e + r)
     self.linear(self.eye.index_select(1, x[0]))
     self.linear(self.eye.index_select(0, x))

@@ -518,9 +518,32 @@ def test_rule_matches_torch(run):
     x.expand(size=(4, 2, 3, 5))
     x.permute(dims=(1, 0, 2))
     x.mul(other=2)
+    x.roll(1, ())
+    x.roll(1, dims=[])
+    x.flip(())
+    x.to_sparse(2).to_dense()
+    x.type(torch.float64, True)
+    x[0, 0].any(dim=())
+    x[0, 0].any(dim=[])
+    x.any(dim=())
+    x.amax(dim=())
     """
 )
 def test_keyword_arguments_match_torch(run):
+    dense, ours = twins()
+    assert_alike(outcome(run, ours), outcome(run, dense))
+
+
+@pytest.mark.filterwarnings("ignore:This overload of:UserWarning")
+@expressions(
+    """
+    torch.add(x, 2, torch.ones(5))
+    torch.sub(x, 2, x.flip(0))
+    torch.addmm(0.5, torch.ones(3, 4), 2.0, x[0], W)
+    torch.addmm(torch.ones(3, 4), 2.0, x[0], W)
+    """
+)
+def test_deprecated_arguments_match_torch(run):
     dense, ours = twins()
     assert_alike(outcome(run, ours), outcome(run, dense))
 

@@ -116,11 +116,23 @@ def test_non_integer_ids_raise(ids):
         one_hot(ids, 5)
 
 
-def test_meta_ids_give_a_meta_one_hot():
-    x = one_hot(IDS.to("meta"), 5, torch.float32)
-    assert x.is_meta
-    assert x.shape == (2, 3, 5)
-    assert (x @ torch.zeros(5, 2, device="meta")).shape == (2, 3, 2)
+@expressions(
+    """
+    x
+    1 - x
+    x.exp() * 2
+    x[0].gather(1, x[0].argmax(1, keepdim=True))
+    x * x.flip(0)
+    x @ W.to("meta")
+    """
+)
+def test_meta_ids_give_a_meta_one_hot(run):
+    ours, dense = (run(make(IDS.to("meta"), 5).float()) for make in (one_hot, F.one_hot))
+    assert ours.is_meta
+    assert (ours.shape, ours.dtype) == (dense.shape, dense.dtype)
+    moved = run(twins()[1].to("meta"))
+    assert moved.is_meta
+    assert (moved.shape, moved.dtype) == (dense.shape, dense.dtype)
 
 
 # --- Attributes, printing and copies -------------------------------------------------------

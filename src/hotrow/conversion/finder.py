@@ -219,6 +219,8 @@ def _eye(func: Any, n: Any = None, m: Any = None, **kwargs: Any) -> OneHot | Non
     if n * n < MIN_ENTRIES:
         return None
     rows = torch.arange(n, device=kwargs.get("device"))
+    if rows.is_meta:
+        return None
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return OneHot([Field(rows.unsqueeze(-1), None, n)], dtype)
 
@@ -297,6 +299,8 @@ def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     if out.ndim < 2 or out.shape[-1] < 2 or not out.is_contiguous():
         return None
     ids = torch.empty((*out.shape[:-1], 0), dtype=torch.int64, device=device)
+    if ids.is_meta:
+        return None
     fill = number_of_dtype(number, out.dtype).item()
     return OneHot([Field(ids, None, out.shape[-1])], out.dtype, fill=fill)
 

@@ -71,7 +71,8 @@ def one_hot(
     ids = as_ids(ids).long()
     if num_classes == -1 and ids.numel():
         num_classes = max(int(ids.max()) + 1, 1)
-    if torch._C._are_functorch_transforms_active():  # torch.func can't transform a one-hot's parts
+    # torch.func can't transform a one-hot's parts, and rules can't read ids on the meta device.
+    if torch._C._are_functorch_transforms_active() or ids.is_meta:
         result = F.one_hot(check_ids(ids, num_classes, refused_encoding=""), num_classes)
         result = result.to(dtype or torch.int64)
     else:

@@ -10,6 +10,7 @@ would be a circular import.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -266,7 +267,12 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
 
     def register(body: Rule) -> Rule:
         parameters = inspect.signature(body).parameters
-        any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        kinds = [each.kind for each in parameters.values()]
+        any_name = inspect.Parameter.VAR_KEYWORD in kinds
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
+            max_count = sys.maxsize
+        else:
+            max_count = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) - 1  # without `func`
         for func in functions:
 
             def run(*args: Any, func: Any = func, **kwargs: Any) -> Any:
@@ -282,7 +288,7 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
                     "out" in named
                     or named.get("inplace") is True
                     or not (
-                        positional
+                        0 < len(positional) <= max_count
                         and (any_name or named.keys() <= parameters.keys())
                         and (any_layout or _are_plain(positional))
                     )

@@ -75,6 +75,8 @@ def _(func: Any, x: OneHot, dtype: Any = None, **kwargs: Any) -> Any:
 def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool) -> Any:
     """Cast like `Tensor.to`, or return NotImplemented if casting the parts is not equivalent."""
     moves = device is not None and device != x.cached_device
+    if device is not None and device.type == "meta":
+        return NotImplemented  # rules can't read ids on the meta device
     if not moves and dtype == x.cached_dtype and not copy:
         return x
     parts: list[Part] = []

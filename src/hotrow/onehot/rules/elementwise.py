@@ -80,6 +80,8 @@ def elementwise(
         return NotImplemented
     if any(value.ndim and value.device != x.cached_device for value in dense):
         return NotImplemented
+    if func in SUMS and len(args) > 2:
+        return NotImplemented  # deprecated: torch.add(x, alpha, other)
     if any(each.is_modified for each in one_hots) or torch._C._are_functorch_transforms_active():
         return NotImplemented
     if x.is_too_small:

@@ -29,6 +29,8 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), *meta_args, **meta_kwargs)
     dims = kwargs.get("dim", kwargs.get("dims", _positional_dim(func.__name__, args)))
     dims = dims if isinstance(dims, tuple | list) else (dims,)
+    if not dims:
+        return NotImplemented
     if any(dim is None or dim % len(x.sizes) == len(x.sizes) - 1 for dim in dims):
         return _slice_columns(x, func, args, kwargs, out)
 
@@ -227,7 +229,7 @@ def _as_int(index: Any) -> Any:
 
     While torch traces or transforms the code, the value may be unknown.
     """
-    if not isinstance(index, Tensor) or index.ndim or index.is_meta:
+    if not isinstance(index, Tensor) or index.ndim:
         return index
     if index.dtype not in _INTEGERS or is_compiling() or torch._C._is_tracing():
         return index

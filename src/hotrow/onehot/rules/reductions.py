@@ -142,6 +142,8 @@ def _class_sum(part: Part, x: OneHot, dtype: torch.dtype) -> Tensor:
 @rule(*overloads("amax", "any"), any_layout=True)
 def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
     """Combine the rows of a batch into a multi-hot, in which equal ids count once."""
+    if isinstance(dim, tuple | list) and not dim:
+        return NotImplemented  # unlike other reductions, `any` then keeps all axes
     dims = _axes(dim, len(x.sizes))
     if func.__name__ == "any" and dims == set(x.axis_layout.class_axes):
         return _any_class(x, func, dim, keepdim)
