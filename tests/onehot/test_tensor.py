@@ -453,6 +453,18 @@ def test_compiled_write_takes_effect(run, backend):
     assert_values(compiled(IDS), dense)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
+def test_compiled_function_of_a_leaf_raises_unless_dense():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x @ TABLE, backend="aot_eager")
+    dense, ours = twins(requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"make it dense there: x = x.to_dense\(\)"):
+        compiled(ours)
+    for x in (dense, ours):
+        compiled(x.to_dense()).sum().backward()
+    assert_same_bits(ours.grad, dense.grad)
+
+
 def test_in_place_write_in_inference_mode():
     with torch.inference_mode():
         dense, ours = twins()
@@ -537,6 +549,7 @@ def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
     x.register_hook(lambda g: g * 2); (x @ W).sum().backward(); x.grad
     h = x.register_hook(lambda g: g * 2); h.remove(); (x @ W).sum().backward(); x.grad
     n = []; x.register_post_accumulate_grad_hook(n.append); (x @ W).sum().backward(); len(n)
+    d = x.grad_dtype; x.cumsum(-1).sum().backward(); d, x.grad_dtype, x.grad
     x.retain_grad(); (x @ W).sum().backward(); x.grad
     y = x * 2; y.retain_grad(); (y @ W).sum().backward(); y.grad, x.grad
     y = x * 2; seen = []; y.register_hook(seen.append); (y @ W).sum().backward(); seen[0], x.grad

@@ -49,6 +49,11 @@ def _(func: Any, x: OneHot) -> Any:
     return _own_attribute(func, x) if x.is_modified or x.needs_grad else None
 
 
+@rule(Tensor.grad_dtype.__get__, any_layout=True)  # type: ignore[union-attr]
+def _(func: Any, x: OneHot) -> Any:
+    return _own_attribute(func, x)
+
+
 def _own_attribute(func: Any, x: OneHot) -> Any:
     """Return the attribute of the one-hot itself, if the one-hot is part of autograd's graph."""
     if not x.has_own_grad:
