@@ -481,7 +481,8 @@ def test_product_can_be_changed_in_place(change, is_leaf):
     gradients = []
     for x in twins(torch.float64, requires_grad=is_leaf):
         leaves = Leaves(requires_grad=True)
-        y = (x if is_leaf else x - leaves.q.detach() / 4 + leaves.q / 4) @ leaves.w
+        p = leaves.q / 4
+        y = (x if is_leaf else x - p.detach() + p) @ leaves.w
         change(y)
         sources = [leaves.w, x if is_leaf else leaves.q]
         gradients.append([y.detach(), *torch.autograd.grad(y.pow(2).sum(), sources)])
@@ -767,8 +768,8 @@ def test_autocast_matches_torch(run):
     x.mT.sum(1)
     F.mse_loss(t.q, x)
     x + x.flip(0)
-    (x * torch.complex(t.q, t.q + 1)).abs().pow(2)
-    (x * torch.complex(t.n, t.n + 1)).real
+    (x * torch.complex(t.q, t.q + 1).detach()).abs().pow(2)
+    (x * torch.complex(t.n, t.n + 1).detach()).imag
     (x * (2 + 1j)).mT.imag
     """
 )

@@ -652,6 +652,8 @@ def test_deprecated_arguments_match_torch(run):
     (x * (2 + 1j)).mT.conj().mH
     (x * torch.complex(W, W + 1)[:3, :1]).abs()
     x * torch.complex(W, W + 1)[:3, :1] * 2
+    (x + torch.tensor(1j)).abs()
+    (torch.tensor(2 + 1j) - x) * 2
     x * x
     x + x
     x + 1

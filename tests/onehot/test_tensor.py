@@ -867,8 +867,11 @@ def test_function_transforms(run):
 # `cumsum` has no rule for this axis, so it reads the dense tensor.
 @statements(
     """
-    torch.func.hessian(lambda w: (x.cumsum(-1) @ w).pow(2).sum())(W); x.cumsum(-1), x[0] * 2
-    torch.func.hessian(lambda w: (x.cumsum(-1) @ w).pow(2).sum())(W); x.mul_(2); x @ W
+    torch.func.hessian(lambda w: (x.exp() @ w).pow(2).sum())(W); repr(x), x.exp(), x[0] * 2
+    torch.func.hessian(lambda w: (x.exp() @ w).pow(2).sum())(W); x.mul_(2); x.data_ptr() > 0, x @ W
+    torch.func.grad(lambda w: (x.exp() @ w).sum())(W); torch.from_numpy(x.numpy()), x @ W
+    torch.func.grad(lambda w: (x[0].exp() @ w).sum())(W); repr(x[0]), x + 1
+    torch.vmap(lambda w: x.exp() @ w)(torch.stack([W, W])); repr(x)
     torch.func.grad(lambda w: (x.mT.cumsum(1).mT @ w).sum())(W); np.asarray(x).sum(), x @ W
     torch.func.grad(lambda w: (x[0].cumsum(0) @ w).sum())(W); x[0] + 1, x + 1
     torch.func.jvp(lambda w: x.cumsum(1) @ w, (W,), (W,)); x.exp(), x.sum(0) + 1
