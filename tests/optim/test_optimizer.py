@@ -11,6 +11,7 @@ from torch import nn
 
 import hotrow.optim
 from hotrow import HotrowError
+from hotrow.kernels import operators
 from hotrow.kernels.cpu.rows import row_kernel
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
@@ -161,6 +162,40 @@ def test_every_row_matches_dense_training_in_float64(name, options):
     rows, _ = train_model(table_model, hotrow_optimizer, name, options, dtype=torch.float64)
     dense, _ = train_model(dense_model, torch_optimizer, name, options, dtype=torch.float64)
     torch.testing.assert_close(rows[0].weight.data, dense[0].weight.data, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+        ("Adam", {"weight_decay": 0.1}),
+        ("AdamW", {"weight_decay": 0.1}),
+        ("AdamW", {"weight_decay": torch.tensor(0.1)}),
+        ("AdamW", {"lr": torch.tensor([0.01]), "weight_decay": 0.1}),
+        ("AdamW", {"betas": (torch.tensor(0.9), torch.tensor(0.99))}),
+        ("Adamax", {}),
+        ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+        ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+        ("Adagrad", {"lr_decay": 0.1}),
+        ("Adadelta", {}),
+        ("RMSprop", {}),
+        ("ASGD", {"t0": 10.0, "lambd": 0.01}),
+        ("Rprop", {}),
+    ],
+    ids=str,
+)
+def test_a_learning_rate_in_a_tensor_has_torchs_rounding(name, options, monkeypatch):
+    """torch computes with a float32 learning rate in float32, even if the table is float64."""
+    monkeypatch.setattr(operators, "is_compiled", lambda table: False)  # compiling takes seconds
+    weights = []
+    for make_model, make in ((table_model, hotrow_optimizer), (dense_model, torch_optimizer)):
+        layers = make_model(torch.float64)
+        optimizer = make(name, layers, {"lr": torch.tensor(0.01), **options})
+        train(layers, optimizer, batches(20))
+        optimizer.param_groups[0]["lr"].fill_(0.003)  # as some schedulers do
+        train(layers, optimizer, batches(20, seed=1))
+        weights.append(layers[0].weight.detach().clone())
+    torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-13)
 
 
 @some_configurations

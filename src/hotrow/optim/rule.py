@@ -32,17 +32,23 @@ def scalar_dtype() -> torch.dtype:
 
 
 def numeric_group(group: ParamGroup, defaults: ParamGroup) -> ParamGroup:
-    """Return a copy of the group with tensor options, such as `lr`, converted to numbers.
+    """Return a copy of the group with tensor options converted to numbers.
+
+    `lr` and `weight_decay` become scalar tensors on the CPU instead. torch computes with them in
+    their own dtype, so ledger entries must do the same.
 
     Like torch, take Adagrad's `initial_accumulator_value` from the optimizer's defaults.
     """
     group = group | {name: defaults[name] for name in _FROM_DEFAULTS if name in defaults}
-    return {
-        key: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for key, v in group.items()
-    }
+    for key, value in group.items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            keep = key in _TENSOR_OPTIONS
+            group[key] = value.detach().cpu().reshape(()) if keep else value.item()
+    return group
 
 
 _FROM_DEFAULTS = ("initial_accumulator_value",)
+_TENSOR_OPTIONS = "lr", "weight_decay"
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:
