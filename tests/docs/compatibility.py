@@ -897,8 +897,9 @@ PARALLEL = "Multiple processes"
     EXECUTION,
     "`torch.compile`",
     WORKS,
-    "Lookups don't cause graph breaks, except with `max_norm` or in a distributed table. Any other "
-    "read of a table causes a graph break, so `fullgraph=True` raises an error.",
+    "Lookups don't cause graph breaks, except with `max_norm`, in a distributed table, or in a bag "
+    "with `padding_idx` or `scale_grad_by_freq`. Any other read of a table causes a graph break, "
+    "so `fullgraph=True` raises an error.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:

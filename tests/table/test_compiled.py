@@ -129,6 +129,22 @@ def test_the_gradient_has_the_layer_s_options(options):
     torch.testing.assert_close(table.weight.grad.as_dense(), layer.weight.grad)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised at a graph break
+def test_a_bag_that_counts_ids_breaks_the_graph(mode):
+    plain = nn.EmbeddingBag(4, 2, mode=mode, scale_grad_by_freq=True)
+    table = copy.deepcopy(plain)
+    Table.adopt(table.weight)
+    ids, offsets = torch.tensor([0, 1, 1, 2, 2, 2, 0, 1]), torch.tensor([0, 3, 5])
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="without padding_idx and scale_grad"):
+        torch.compile(table, fullgraph=True, backend="eager")(ids, offsets)
+    torch._dynamo.reset()
+    for call in (plain, torch.compile(table, backend="aot_eager")):
+        call(ids, offsets).mul(torch.tensor([[1.0], [10.0], [100.0]])).sum().backward()
+    assert type(table.weight.grad) is RowGradient
+    torch.testing.assert_close(table.weight.grad.as_dense(), plain.weight.grad)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_gradient_that_compiled_code_reads_is_dense(backend):
     plain = nn.Embedding(50, 4)

@@ -102,7 +102,8 @@ def never_trace(function: _Function) -> _Function:
     untraced._torchdynamo_disable = True
     untraced._torchdynamo_disable_msg = (
         "hotrow settles stale rows outside of the graph. To compile with fullgraph=True, use the "
-        "table only in lookups, and compute the rest outside of the compiled function"
+        "table only in lookups without max_norm (for bags, also without padding_idx and "
+        "scale_grad_by_freq), and compute the rest outside of the compiled function"
     )
 
     @functools.wraps(function)

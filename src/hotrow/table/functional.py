@@ -3,6 +3,7 @@
 `Table.__torch_function__` calls these functions instead of torch's. Each function checks the ids,
 reads settled rows, and makes autograd produce a `RowGradient`. Under `torch.compile`, a lookup is
 a single operator in the graph, unless it involves other processes or changes rows (`max_norm`).
+Bags with `padding_idx` or `scale_grad_by_freq` break the graph too.
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """Look up bags of ids in a table, like `torch.nn.functional.embedding_bag`."""
-    if padding_idx is None and can_trace(weight, max_norm):
-        rows = traced_look_up(weight, input.reshape(-1), None, scale_grad_by_freq)
+    # torch's bags on the CPU divide gradients by other frequencies than its lookups do.
+    if padding_idx is None and not scale_grad_by_freq and can_trace(weight, max_norm):
+        rows = traced_look_up(weight, input.reshape(-1), None, False)
         return F.embedding_bag(
             torch.arange(input.numel(), device=input.device).view(input.shape),
             rows,
