@@ -28,6 +28,7 @@ from hotrow.verify.sameness import SCALES
 from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
 from tests.support.training import (
+    EXTREME_ROWS,
     RULES,
     Batches,
     RowRun,
@@ -35,6 +36,7 @@ from tests.support.training import (
     label,
     make_torch_optimizer,
     train_dense,
+    train_extreme_row,
     train_long_double,
     train_with_low_maximum,
 )
@@ -854,3 +856,15 @@ def test_idle_rows_with_extreme_options(name, options, dtype):
             optimizer.step()
         found.append(layer.weight.detach().clone())
     torch.testing.assert_close(*found, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("name", "options", "weight"), EXTREME_ROWS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_row_with_infinite_values_or_factors(name, options, weight, dtype, compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    ours, theirs = (
+        train_extreme_row(library, name, options, weight, dtype) for library in (optim, torch.optim)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-30, equal_nan=True)

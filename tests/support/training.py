@@ -251,3 +251,41 @@ def train_with_low_maximum(library, change):
         step(0, 1.0)
     weights = layer.weight.detach().clone()
     return weights, optimizer.state[layer.weight]["max_exp_avg_sq"].clone()
+
+
+# Options with which a closed form underflows or overflows within 150 steps, and the weight of a row
+# that misses these steps. "overflow" means that the row first gets a gradient whose square is inf.
+EXTREME_ROWS = [
+    ("AdamW", {"lr": 0.9, "weight_decay": 1.0, "betas": (0.0, 0.999)}, float("-inf")),
+    ("SGD", {"lr": 0.1, "weight_decay": 0.5}, float("inf")),
+    ("SGD", {"lr": 0.1, "weight_decay": 0.5, "momentum": 0.9}, float("inf")),
+    ("SGD", {"lr": 0.1, "weight_decay": 9.99}, float("nan")),
+    ("SGD", {"lr": 1e-6, "momentum": 1e3}, 1.0),
+    ("ASGD", {"lr": 0.5, "lambd": 0.5, "t0": 10}, float("inf")),
+    ("RMSprop", {"alpha": 1e-3}, "overflow"),
+    ("Adadelta", {"rho": 1e-3}, "overflow"),
+    ("Adamax", {"betas": (1e-4, 1e-3)}, "overflow"),
+]
+
+
+def train_extreme_row(library, name, options, weight, dtype):
+    """Train a row of ones and a row that misses the steps, and return the second row's values."""
+    weights = torch.ones(3, 2, dtype=dtype)
+    overflows = weight == "overflow"
+    weights[1] = 1.0 if overflows else weight
+    layer = torch.nn.Embedding(3, 2, _weight=weights)
+    if library is optim:
+        layer = hotrow.convert(layer, min_entries=0)
+        assert isinstance(layer.weight, Table)
+    optimizer = getattr(library, name)(layer.parameters(), **options)
+    gradient = torch.tensor([1e-3, torch.finfo(dtype).max ** 0.6], dtype=dtype)
+    if name == "Adamax":
+        gradient[1] = torch.inf
+    for step in range(150):
+        optimizer.zero_grad()
+        rows = [0, 1] if step == 0 and overflows else [0]
+        (layer(torch.tensor(rows)).sum(1) * gradient[: len(rows)]).sum().backward()
+        optimizer.step()
+    state = optimizer.state[layer.weight]
+    slots = [state[key][1].clone() for key in sorted(state) if state[key].ndim]
+    return [layer.weight.detach()[1].clone(), *slots]

@@ -13,7 +13,12 @@ from hotrow.table.parameter import Table
 from tests.support.exhaustive import exhaustive
 from tests.support.gpu_model import COLUMNS, ROWS, make_training
 from tests.support.tolerance import assert_same_bits
-from tests.support.training import RULES, train_with_low_maximum
+from tests.support.training import (
+    EXTREME_ROWS,
+    RULES,
+    train_extreme_row,
+    train_with_low_maximum,
+)
 
 pytestmark = exhaustive
 
@@ -117,3 +122,12 @@ def test_a_maximum_below_the_second_moment(change, interpret):
     torch_weights, torch_maximum = train_with_low_maximum(torch.optim, change)
     torch.testing.assert_close(maximum, torch_maximum)
     torch.testing.assert_close(weights, torch_weights, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NumPy
+@pytest.mark.parametrize(("name", "options", "weight"), EXTREME_ROWS, ids=str)
+def test_a_row_with_infinite_values_or_factors(name, options, weight, interpret):
+    theirs = train_extreme_row(torch.optim, name, options, weight, torch.float32)
+    interpret()
+    ours = train_extreme_row(optim, name, options, weight, torch.float32)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-30, equal_nan=True)

@@ -27,8 +27,10 @@ LOG_FACTOR = tl.constexpr(12)
 WIDTH = tl.constexpr(13)
 MIN_STEPS = tl.constexpr(3)
 MIN_SHRINK = tl.constexpr(1e-38)
-MIN_LINEAR_STEPS = tl.constexpr(8)
+MIN_LINEAR_STEPS = tl.constexpr(8)  # as in `optim/closed_form/linear.py`
+MIN_LINEAR_SHRINK = tl.constexpr(2.0**-1022)
 NEAR_ONE = tl.constexpr(0.5)
+INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
@@ -55,7 +57,8 @@ def advance_series(
         if is_exact:
             last = arrays[0] + end_step.to(tl.int64) * WIDTH
             gap = end_step - t
-            decay = tl.exp(tl.load(last + LOG_FACTOR) - tl.load(row + LOG_FACTOR)).to(dtype)
+            decay = tl.exp(tl.load(last + LOG_FACTOR) - tl.load(row + LOG_FACTOR))
+            decay = tl.maximum(decay, MIN_SHRINK).to(dtype)
             shrink = power(tl.load(numbers + 1), gap).to(dtype)
             shrink2 = tl.maximum(power(tl.load(numbers + 2), gap), MIN_SHRINK).to(dtype)
             terms = ()
@@ -88,7 +91,11 @@ def multiply_block(block, product, n: tl.constexpr):
             if a == b:
                 e, f = tl.load(block + a * (n + 1) + n), product[a * (n + 1) + n]
                 distance = total + (e + f + e * f)
-                total = total + tl.load(block + a * (n + 1) + a) * product[a * (n + 1) + a]
+                second, first = tl.load(block + a * (n + 1) + a), product[a * (n + 1) + a]
+                total = total + second * first
+                underflows = (tl.abs(total) < MIN_LINEAR_SHRINK) & (second != 0) & (first != 0)
+                least = tl.where(total < 0, -MIN_LINEAR_SHRINK, MIN_LINEAR_SHRINK)
+                total = tl.where(underflows, least, total)
                 total = tl.where(tl.abs(distance) < NEAR_ONE, 1 + distance, total)
             result = result + (total,)
         result = result + (distance,)
@@ -100,7 +107,10 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
     """Multiply a row by the product of the steps' matrices, for SGD, ASGD, RMSprop and Adadelta."""
     n: tl.constexpr = len(slots) + 1
     dtype: tl.constexpr = w.dtype
-    if (end_step - t >= MIN_LINEAR_STEPS) & (t >= tl.load(numbers).to(tl.int32)):
+    infinite = (tl.abs(w) == INFINITY) & inside
+    may_skip = (end_step - t >= MIN_LINEAR_STEPS) & (t >= tl.load(numbers).to(tl.int32))
+    if may_skip & (tl.max(infinite.to(tl.int32), 0) == 0):
+        begin = t
         zero = tl.load(numbers) * 0
         product = ()
         for a in tl.static_range(n):
@@ -118,15 +128,19 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
         for b in tl.static_range(n - 1):
             old = old + (slots[b].to(tl.float64),)
         new = ()
+        overflow = zero  # becomes NaN if a product is not finite
         for a in tl.static_range(n):
             total = tl.zeros(w.shape, tl.float64)
             for b in tl.static_range(n):
                 scale = product[a * (n + 1) + b]
+                overflow = overflow + scale * 0
                 # 0 * inf would be NaN, but a replay produces no NaN here.
                 total = tl.where(scale != 0, total + scale * old[b], total)
-            new = new + (total.to(dtype),)
+            source = w if a == 0 else slots[a - 1]
+            new = new + (tl.where(overflow == 0, total.to(dtype), source),)
         w = new[0]
         slots = new[1:]
+        t = tl.where(overflow == 0, t, begin)
     return w, slots, t
 
 
@@ -155,7 +169,8 @@ def advance_infinity_norm(w, slots, t, end_step, inside, numbers, arrays, formul
             second = power(b1, steps) * tl.load(sums + steps * 2 + 1)
             above = tl.where(reaches_eps, first.to(dtype), above)
             below = tl.where(reaches_eps, second.to(dtype), below)
-        factors = (power(b1, gap).to(dtype), power(b2, gap).to(dtype))
+        shrink2 = tl.maximum(power(b2, gap), MIN_SHRINK).to(dtype)
+        factors = (power(b1, gap).to(dtype), shrink2)
         w, m, u = formula(w, slots[0], u, eps.to(dtype), factors, above, below)
         slots = (m, u)
         t = end_step

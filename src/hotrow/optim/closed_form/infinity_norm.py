@@ -33,6 +33,7 @@ from hotrow.optim.closed_form.sums import MissedStepSums
 
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_EPS = 1e-37  # a smaller eps underflows in float32
+MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite u into NaN
 
 
 def apply_sums(w: Any, m: Any, u: Any, eps: Any, row: Any, above: Any, below: Any) -> Any:
@@ -65,7 +66,7 @@ def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> A
     sums, first_step, b1, b2, _, _ = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return
-    factors[0], factors[1] = b1 ** (end_step - t), b2 ** (end_step - t)
+    factors[0], factors[1] = b1 ** (end_step - t), max(b2 ** (end_step - t), MIN_SHRINK)
     factors[2], factors[3] = norm_limit(end_step - t, coefficients), sums[t, 0]
 
 
@@ -125,7 +126,7 @@ class InfinityNormSums(MissedStepSums):
         steps = np.where(steps < first_step, end_step, steps)
         limits, full_sum = norm_limit(gaps, coefficients), sums[steps, 0]
         limit, full_sum, shrink, shrink2 = to_columns(
-            np.stack([limits, full_sum, b1**gaps, b2**gaps], axis=1), w
+            np.stack([limits, full_sum, b1**gaps, np.maximum(b2**gaps, MIN_SHRINK)], axis=1), w
         )
         above, below = full_sum.expand(w.shape).clone(), torch.zeros_like(w)
         reaches_eps = (u <= limit).nonzero(as_tuple=True)

@@ -11,11 +11,17 @@ Squaring 1 - e doubles its relative error, so a product of K matrices would accu
 errors, all in the same direction. To avoid that, each product also stores how far its diagonal is
 from 1. While this distance is small, the diagonal is computed from it. This leaves only one or two
 rounding errors per block.
+
+Infinite and NaN values need three rules. A diagonal that would underflow keeps a magnitude of at
+least `MIN_SHRINK`, because 0 would turn an infinite mean square into 0. If the product overflows,
+one step is replayed, and the next product is shorter. Steps of a row with an infinite weight are
+replayed too, because torch may compute inf - inf.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +36,7 @@ from hotrow.optim.closed_form.rational import Rational
 
 MIN_STEPS = 8  # compiled code replays up to seven missed steps one by one
 NEAR_ONE = 0.5  # below this distance from 1, the diagonal is computed as 1 plus the distance
+MIN_SHRINK = 2.0**-1022  # the smallest normal number; a smaller product of a diagonal is not exact
 
 
 def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
@@ -59,22 +66,32 @@ def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> A
                     total += block[a, a] * product[a, a]
                     if abs(work[a, n]) < NEAR_ONE:
                         total = 1 + work[a, n]
+                    elif abs(total) < MIN_SHRINK and block[a, a] != 0 and product[a, a] != 0:
+                        total = math.copysign(MIN_SHRINK, total)
                 work[a, b] = total
         product[:, :] = work
+    is_finite = True
     for a in range(n):
         for b in range(n):
             factors[a * n + b] = product[a, b]
+            is_finite = is_finite and math.isfinite(product[a, b])
+    if not is_finite:
+        factors[0] = np.nan  # `fast_forward` checks only this factor
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
     """Advance a row from step t to `end_step`, or leave it unchanged."""
     _, _, first_step = coefficients
-    if end_step - t < MIN_STEPS or t < first_step:
+    if end_step - t < MIN_STEPS or t < first_step or math.isnan(factors[0]):
         return t
     n, width = len(slots) + 1, len(w)
     old, new = np.empty((n, width)), np.zeros((n, width))
+    infinite = 0  # counting without an early exit lets LLVM vectorize the loop
     for j in range(width):
         old[0, j] = w[j]
+        infinite += abs(w[j]) == np.inf
+    if infinite:
+        return t
     if len(slots) > 0:  # numba can't compile indexing into an empty tuple
         for b in range(n - 1):
             for j in range(width):
@@ -110,10 +127,18 @@ def multiply_blocks(second: NDArray[np.float64], first: NDArray[np.float64]) -> 
         e, f = second[..., n], first[..., n]
         distance = others.sum(-1) + (e + f + e * f)
     product[..., n] = distance
-    product[..., diagonal, diagonal] = np.where(
-        np.abs(distance) < NEAR_ONE, 1 + distance, product[..., diagonal, diagonal]
-    )
+    shrinks = product[..., diagonal, diagonal]
+    if np.abs(shrinks).min(initial=1) < MIN_SHRINK:
+        is_zero = (second[..., diagonal, diagonal] == 0) | (first[..., diagonal, diagonal] == 0)
+        shrinks = np.where(is_zero, shrinks, raise_magnitude(shrinks, MIN_SHRINK))
+    product[..., diagonal, diagonal] = np.where(np.abs(distance) < NEAR_ONE, 1 + distance, shrinks)
     return product
+
+
+def raise_magnitude(numbers: NDArray[np.float64], least: Any) -> NDArray[np.float64]:
+    """Return the numbers with a magnitude of at least `least`; their signs don't change."""
+    raised: NDArray[np.float64] = np.copysign(np.maximum(np.abs(numbers), least), numbers)
+    return raised
 
 
 class LinearRecurrence:
@@ -183,11 +208,17 @@ class LinearRecurrence:
             )
         old = w, *slots
         new = [torch.zeros_like(w) for _ in old]
+        reached = torch.from_numpy(in_range).to(w.device) & ~w.isinf().any(1)
         for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
-            (scale,) = to_columns(product[:, a, b, None], w)
+            factors = product[:, a, b, None]
+            if a == b and torch.finfo(w.dtype).tiny > MIN_SHRINK:
+                least = np.where(factors == 0, 0, torch.finfo(w.dtype).tiny)
+                factors = raise_magnitude(factors, least)
+            (scale,) = to_columns(factors, w)
+            reached &= scale[:, 0].isfinite()
             # Treat 0 * inf as 0, because a replay would not produce a NaN.
             new[a] += torch.where(scale == 0, 0, scale * old[b])
-        return new[0], tuple(new[1:]), torch.from_numpy(in_range).to(w.device)
+        return new[0], tuple(new[1:]), reached
 
     def _add_entry(self, i: int, entry: tuple[float, ...]) -> None:
         if entry != self.entry:

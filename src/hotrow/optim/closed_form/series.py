@@ -59,7 +59,7 @@ SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the last two factors, which follow
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_DECAY = 2.0**-8  # the smallest product of the decay factors in a window
 MIN_EPS = 1e-37  # the reciprocal of a smaller eps may be inf in float32
-MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite v into NaN
+MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite w or v into NaN
 
 
 def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
@@ -92,7 +92,8 @@ def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> A
     for j in range(TERMS):
         factors[j] = sums[t, j]
     factors[CENTER] = sums[t, CENTER]
-    factors[LOG_FACTOR] = math.exp(sums[end_step, LOG_FACTOR] - sums[t, LOG_FACTOR])
+    decay_factor = math.exp(sums[end_step, LOG_FACTOR] - sums[t, LOG_FACTOR])
+    factors[LOG_FACTOR] = max(decay_factor, MIN_SHRINK)
     factors[SHRINK] = b1 ** (end_step - t)
     factors[SHRINK2] = max(b2 ** (end_step - t), MIN_SHRINK)
     is_exact = sums[t, REMAINDER] <= tolerance * sums[t, 0]
@@ -180,7 +181,8 @@ class PowerSeries(MissedStepSums):
         """Fast-forward many rows in plain torch."""
         sums, first_step, b1, b2, eps, tolerance = coefficients
         row_sums, gaps = sums[steps], (end_step - steps).astype(np.float64)
-        row_sums[:, LOG_FACTOR] = np.exp(sums[end_step, LOG_FACTOR] - row_sums[:, LOG_FACTOR])
+        decay_factors = np.exp(sums[end_step, LOG_FACTOR] - row_sums[:, LOG_FACTOR])
+        row_sums[:, LOG_FACTOR] = np.maximum(decay_factors, MIN_SHRINK)
         shrinks = np.stack([b1**gaps, np.maximum(b2**gaps, MIN_SHRINK)], axis=1)
         exact_move = row_sums[:, REMAINDER] <= tolerance * row_sums[:, 0]
         flags = np.stack([steps >= first_step, exact_move], axis=1)
