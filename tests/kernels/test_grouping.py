@@ -156,3 +156,11 @@ def test_an_error_leaves_no_reference_to_the_table():
         assert storage_use_count(layer.weight) == 1
     finally:
         gc.enable()
+
+
+def test_ids_with_the_negative_bit():
+    negated = torch._neg_view(torch.tensor([-1, -3, -1]))
+    assert negated.is_neg()
+    distinct = find_distinct(negated, 4)
+    assert distinct.rows.tolist() == [1, 3]
+    assert distinct.rows[distinct.inverse].tolist() == [1, 3, 1]

@@ -41,7 +41,7 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     shape, size, flat = ids.shape, ids.numel(), ids
     is_plain = type(ids) is Tensor and ids.dtype is torch.int64 and not ids.is_neg()
     if not (is_plain and ids.is_contiguous()):
-        flat = torch.from_numpy(np.ascontiguousarray(ids.numpy(), np.int64))
+        flat = torch.from_numpy(np.ascontiguousarray(ids.resolve_neg().numpy(), np.int64))
     memory = np.empty(4 * size + 1, np.int64)
     count, are_in_range, address = _group_ids()(flat.data_ptr(), row_count, memory)
     return DistinctIds.from_groups(GroupedIds(memory, address, size, count), shape, are_in_range)
