@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parameters_to_vector
 
 import hotrow
@@ -114,6 +115,18 @@ def test_the_refusal_of_another_use_in_a_full_graph_says_what_to_do():
     )
     with pytest.raises(torch._dynamo.exc.Unsupported, match="use the table only in lookups"):
         compiled(torch.tensor([1]))
+
+
+@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_make_fx_raises(make, steps):
+    layer = hotrow.convert(make(9, 3), min_entries=0)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    for _ in range(steps):
+        layer(torch.tensor([[1]])).sum().backward()
+        optimizer.step()
+    with pytest.raises(HotrowError, match="make_fx can't trace a lookup in a table"):
+        make_fx(layer)(torch.tensor([[1]]))
 
 
 @pytest.mark.parametrize("options", [{"padding_idx": 3}, {"scale_grad_by_freq": True}])

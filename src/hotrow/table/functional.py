@@ -36,6 +36,7 @@ from hotrow.table.reading import (
     check_look_up,
     contiguous_rows,
     has_gpu_reader,
+    refuse_make_fx,
     renorm,
     row_reader,
     stale_row_reader,
@@ -239,6 +240,7 @@ def _distinct_rows(
     the ids. torch's backward pass for bags sorts the positions, so it adds the gradients of a
     repeated id in the same order as for a plain parameter.
     """
+    refuse_make_fx()
     table = contiguous_rows(weight)
     check_look_up(input, weight, len(table))
     rows, inverse = find_distinct(input, len(table)).sort()
