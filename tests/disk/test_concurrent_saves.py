@@ -224,6 +224,7 @@ class Meanwhile:
         self.error = None
         self.has_waited = False
         self._thread = threading.Thread(target=self._run, args=[function])
+        self.has_started = False
 
     def _run(self, function):
         try:
@@ -233,6 +234,7 @@ class Meanwhile:
 
     def start(self):
         """Start the thread, and give it the time to finish if it doesn't wait for this thread."""
+        self.has_started = True
         self._thread.start()
         self._thread.join(0.2)
         self.has_waited = self._thread.is_alive()
@@ -319,24 +321,24 @@ def test_a_save_in_another_thread_waits_for_a_change_of_the_rows(store):
     assert_contains(store, "resized", expected)
 
 
-def test_a_save_is_refused_while_another_thread_creates_the_state(tmp_path):
-    text = "because another thread is creating the optimizer state"
+@pytest.mark.parametrize("moment", ["create_slot", "row_steps"])
+def test_a_save_in_another_thread_waits_until_the_state_is_complete(moment, tmp_path):
     store = disk.create(tmp_path / "t", ROWS, COLUMNS)
     vocabulary.resize(store.layer, ROWS + 100)
-    row_steps = store.row_steps
+    meanwhile, create = Meanwhile(lambda: store.save("first")), getattr(store, moment)
 
-    def save_and_continue():
-        meanwhile = Meanwhile(lambda: store.save("half created"))
-        meanwhile.start()
-        with pytest.raises(HotrowError, match=text):
-            meanwhile.join()
-        return row_steps()
+    def save_and_create(*arguments):
+        if not meanwhile.has_started:
+            meanwhile.start()
+        return create(*arguments)
 
-    with mock.patch.object(store, "row_steps", save_and_continue):
+    with mock.patch.object(store, moment, save_and_create):
         train(store, range(2))
+    meanwhile.join()
+    assert meanwhile.has_waited
     expected = store.layer.weight.detach().clone()
-    store.save("created")
-    assert_contains(store, "created", expected)
+    store.save("second")
+    assert_contains(store, "second", expected)
 
 
 def test_a_failed_change_of_the_rows_does_not_stop_saves_in_other_threads(store):

@@ -6,8 +6,6 @@ after it. A signal handler that saves could delete the journal of the save that 
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +28,6 @@ class FileAccess:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_busy = False
-        self._change: weakref.ref[object] | None = None
-        self._changing_thread = 0
 
     @contextmanager
     def exclusive(self, table: Table | None = None) -> Iterator[None]:
@@ -54,23 +50,3 @@ class FileAccess:
                     yield
             finally:
                 self._is_busy = False
-
-    # The first step creates the files of the optimizer state one by one, and uses them later.
-
-    def begin_change(self, change: object) -> None:
-        """Refuse saves by other threads until `end_change`, or until `change` is deleted."""
-        self._change, self._changing_thread = weakref.ref(change), threading.get_ident()
-
-    def end_change(self) -> None:
-        """Allow saves by all threads again."""
-        self._change = None
-
-    def check_change(self) -> None:
-        """Raise an error if another thread has begun a change that is not complete yet."""
-        is_changing = self._change is not None and self._change() is not None
-        if is_changing and self._changing_thread != threading.get_ident():
-            raise HotrowError(
-                f"{self._folder} cannot be saved now, because another thread is creating the "
-                "optimizer state of the table",
-                fix="save again later, or save in the thread that trains the table",
-            )

@@ -294,7 +294,6 @@ class Store:
             shape = self._files[TABLE].layout.shape[:1]
             steps = self._create_file(Layout(STEPS, shape, torch.int32))
         self._files, self._new_files = {**self._files, **self._new_files}, _NewFiles()
-        self._access.end_change()
         return steps
 
     def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
@@ -308,7 +307,6 @@ class Store:
             except BaseException:
                 self._new_files = _NewFiles()
                 raise
-            self._access.begin_change(self._new_files)
             return file.tensor()
 
     def _map_new(self, layout: Layout, initial: float) -> MappedTensor:
@@ -377,7 +375,6 @@ class Store:
         rest_data = serialize_rest(rest)  # this may read tables
         with self._access.exclusive(self.table):
             self._check_owner()
-            self._access.check_change()
             self._check_mapping()
             self._save(rest_data)
             self.rest = rest
