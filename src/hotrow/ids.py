@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.operators import take_bad_id
@@ -131,6 +132,28 @@ def is_readable(ids: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not ids.is_meta
     )
+
+
+def plain_ids(ids: Tensor) -> Tensor | None:
+    """Return the ids as a plain tensor that Python code can read, or None if this is impossible.
+
+    The result has the values of a tensor subclass that stores them itself, such as
+    `nn.Parameter`, or of jagged ids. Dispatch modes don't prevent reading.
+    """
+    if is_readable(ids) and not ids.is_nested:
+        return ids
+    if is_compiling() or torch._C._get_tracing_state():
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return None
+    with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
+        if ids.is_nested and ids.layout is torch.jagged:
+            ids = ids.values()
+        # A subclass with its own dispatch may store its values in other tensors.
+        stores_values = type(ids).__torch_dispatch__ is Tensor.__torch_dispatch__
+        if not stores_values or ids.layout is not torch.strided or ids.is_nested or ids.is_meta:
+            return None
+        return ids.detach().as_subclass(Tensor)
 
 
 def check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import hotrow
 from hotrow import HotrowError, disk
 from hotrow.disk.folder import Folder
+from hotrow.table.parameter import Table
 from tests.disk.folders import COLUMNS, ROWS, make_folder, read_values, snapshot, train
 
 TENSORS = ["weight", "exp_avg", "exp_avg_sq", "last"]
@@ -66,6 +69,74 @@ def test_a_flipped_bit_is_found_when_its_rows_are_first_read(folder, name):
                 read()
         if name != "last":
             store.layer(torch.tensor([600])).sum().backward()  # on another page
+
+
+class Ids(torch.Tensor):
+    """Ids in a tensor subclass."""
+
+
+def jagged(ids):
+    return torch.nested.nested_tensor([ids, ids], layout=torch.jagged)
+
+
+def look_up_in_mode(look_up):
+    def run(layer, ids):
+        with FlopCounterMode(display=False):
+            return look_up(layer, ids)
+
+    return run
+
+
+UNUSUAL_LOOKUPS = {
+    "jagged": lambda layer, ids: layer(jagged(ids)).values(),
+    "subclass": lambda layer, ids: layer(ids.as_subclass(Ids)),
+    "parameter": lambda layer, ids: F.embedding(
+        torch.nn.Parameter(ids, requires_grad=False), layer.weight
+    ),
+    "dispatch mode": look_up_in_mode(lambda layer, ids: layer(ids)),
+    "bag": lambda layer, ids: F.embedding_bag(ids.as_subclass(Ids)[None], layer.weight),
+    "bag in a mode": look_up_in_mode(lambda layer, ids: F.embedding_bag(ids[None], layer.weight)),
+}
+
+
+@pytest.mark.parametrize("name", ["weight", "last"])
+@pytest.mark.parametrize("look_up", UNUSUAL_LOOKUPS.values(), ids=UNUSUAL_LOOKUPS)
+def test_lookups_with_unusual_ids_are_checked(look_up, name, folder):
+    with disk.open(folder) as store:
+        assert isinstance(store.layer.weight, Table)
+        expected = store.layer(torch.tensor([3])).detach()
+    with disk.open(folder) as store:
+        assert torch.equal(look_up(store.layer, torch.tensor([3]))[:1], expected)
+    with pytest.raises(HotrowError, match="is closed"):
+        look_up(store.layer, torch.tensor([3]))
+    flip_row(folder, name, 3)
+    text = rf"{name}.safetensors is damaged"
+    with disk.open(folder) as store, pytest.raises(HotrowError, match=text):
+        look_up(store.layer, torch.tensor([3]))
+
+
+def test_only_the_rows_of_a_lookup_in_a_dispatch_mode_are_checked(folder):
+    flip_row(folder, "weight", 3)
+    for look_up in (
+        lambda layer, ids: layer(jagged(ids)),
+        lambda layer, ids: layer(ids.as_subclass(Ids)),
+        look_up_in_mode(lambda layer, ids: layer(ids)),
+    ):
+        with disk.open(folder) as store:
+            look_up(store.layer, torch.tensor([600]))  # on another page
+
+
+def test_a_lookup_whose_ids_cannot_be_read_checks_all_rows(tmp_path):
+    make_folder(tmp_path / "t", steps=0)
+    ids = torch.tensor([600])
+    with disk.open(tmp_path / "t") as store:
+        assert isinstance(store.layer.weight, Table)
+        assert torch.equal(store.layer(TwoTensor(ids, ids)).a, store.layer(ids))
+    flip_row(tmp_path / "t", "weight", 3)
+    with disk.open(tmp_path / "t") as store:
+        store.layer(ids)
+        with pytest.raises(HotrowError, match=MISMATCH.format("0 to 204")):
+            store.layer(TwoTensor(ids, ids))
 
 
 def test_a_gradient_without_a_lookup_does_not_use_damaged_rows(folder):

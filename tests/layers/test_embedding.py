@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from torch import nn
 
+import hotrow
 from hotrow import Embedding, HotrowError, OneHotLinear
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
 from hotrow.verify import reference
 from tests.support.cases import DTYPES, bad_input_table, case_table
 from tests.support.exhaustive import exhaustive
@@ -414,6 +417,28 @@ def test_jagged_ids_are_looked_up_and_checked():
     parts[1][0] = 7
     with pytest.raises(HotrowError, match="= 7, but the table has 7 rows"):
         layer(torch.nested.nested_tensor(parts, layout=torch.jagged))
+
+
+def test_jagged_ids_settle_the_rows_of_a_table():
+    layer, parts = Embedding(7, 3), [torch.tensor([1, 2]), torch.tensor([6, 0, 3])]
+    hotrow.convert(layer, min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    for ids in ([1, 6], [4], [5]):
+        optimizer.zero_grad()
+        layer(torch.tensor(ids)).sum().backward()
+        optimizer.step()
+    assert layer.weight.has_stale_rows
+    ids = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    output = layer(ids)
+    assert output.shape[:2] == ids.shape
+    optimizer.zero_grad()
+    output.values().sum().backward()
+    assert isinstance(layer.weight.grad, RowGradient)
+    for found, part in zip(output.unbind(), parts, strict=True):
+        assert_same_bits(found, layer(part))
+    swapped = layer(torch.stack([ids, ids], 2).transpose(1, 2))
+    assert_same_bits(swapped.unbind()[1][0], layer(parts[1]))
 
 
 # --- Determinism -------------------------------------------------------------------------

@@ -46,9 +46,9 @@ Errors
 
 Some code bypasses torch's function protocol and reads stale rows from a table. Examples are modules
 made by `torch.jit.script` or `torch.jit.trace`, `torch.func` transforms that take the table as an
-input, and lookups with jagged ids. Call `optimizer.settle()` before such code runs. You can't read
-a table during its own step, for example in a signal handler. Tables don't support
-`torch.__future__.set_swap_module_params_on_conversion`.
+input, and torch's own lookups with jagged ids (`hotrow.Embedding` settles their rows). Call
+`optimizer.settle()` before such code runs. You can't read a table during its own step, for example
+in a signal handler. Tables don't support `torch.__future__.set_swap_module_params_on_conversion`.
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)

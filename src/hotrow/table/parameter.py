@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.ids import is_readable
+from hotrow.ids import plain_ids
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import is_compiling, never_compile_alone, never_trace
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
@@ -148,10 +148,13 @@ class Table(nn.Parameter):
             set_trace(trace)
 
     def check_files(self, rows: Tensor | None = None) -> None:
-        """Check that the files of these rows, or of all rows if `rows` is None, are undamaged."""
+        """Check that the files of these rows, or of all rows if `rows` is None, are undamaged.
+
+        If Python code can't read `rows`, for example in a tensor subclass, check all rows.
+        """
         backing = self.__dict__.get("backing")
-        if backing is not None and (rows is None or is_readable(rows)):
-            backing.check_rows(rows.values() if rows is not None and rows.is_nested else rows)
+        if backing is not None:
+            backing.check_rows(None if rows is None else plain_ids(rows))
 
     @property
     def has_stale_rows(self) -> bool:
