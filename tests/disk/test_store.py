@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -515,15 +516,84 @@ def test_a_closed_store_saves_nothing(tmp_path):
     "leave",
     [
         lambda layer: layer.double(),
-        lambda layer: setattr(layer.weight, "data", torch.ones(ROWS, COLUMNS)),
+        lambda layer: setattr(layer.weight, "data", torch.ones(ROWS - 1, COLUMNS)),
         lambda layer: setattr(layer, "weight", torch.nn.Parameter(torch.ones(ROWS, COLUMNS))),
     ],
 )
 def test_saving_a_table_that_no_longer_uses_its_files_raises(leave, tmp_path):
     with create(tmp_path / "t") as store:
         leave(store.layer)
-        with pytest.raises(HotrowError, match="no longer uses its memory-mapped files"):
+        text = r"no longer uses .* set layer.weight = store.table, and convert it back to torch.flo"
+        with pytest.raises(HotrowError, match=text):
             store.save()
+        store.layer.weight = store.table
+        store.table.data = weights() + 1
+        store.layer.float()
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), weights() + 1)
+
+
+def share_state(layer, optimizer):
+    for state in optimizer.state.values():
+        for value in state.values():
+            if value.ndim:
+                value.share_memory_()
+
+
+MOVES = {
+    "state sent to a process": lambda _, optimizer: ForkingPickler.dumps(optimizer.state_dict()),
+    "state in shared memory": share_state,
+    "weight sent to a process": lambda layer, _: ForkingPickler.dumps(layer.weight),
+    "weight in shared memory": lambda layer, _: layer.weight.share_memory_(),
+    "layer in shared memory": lambda layer, _: layer.share_memory(),
+    "assignment": lambda layer, _: setattr(layer.weight, "data", layer.weight.detach().clone()),
+    "cast and back": lambda layer, _: layer.double().float(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:a tensor, such as the result of weight.data:UserWarning")
+@pytest.mark.parametrize("grows", [False, True], ids=["same rows", "more rows"])
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_values_that_moved_to_other_memory_are_saved(move, grows, tmp_path):
+    memory = in_memory()
+    its = make("Adam", memory)
+    with create(tmp_path / "t") as store:
+        assert isinstance(store.layer.weight, Table)
+        own = make("Adam", store.layer)
+        runs = (store.layer, own), (memory, its)
+        for layer, optimizer in runs:
+            step(layer, optimizer, 0)
+        store.save()
+        for layer, optimizer in runs:
+            step(layer, optimizer, 1)
+            move(layer, optimizer)
+        for t in range(2, 4):
+            for layer, optimizer in runs:
+                step(layer, optimizer, t)
+                if grows:
+                    torch.manual_seed(t)  # the values of the new rows are random
+                    vocabulary.resize(layer, ROWS + 100 * t, optimizer)
+            store.save()
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make("Adam", store.layer)
+        for t in range(4, 6):
+            step(store.layer, optimizer, t)
+            step(memory, its, t)
+        assert_same_run(store.layer, optimizer, memory, its)
+    disk.verify(tmp_path / "t")
+
+
+def test_a_save_of_moved_values_writes_only_the_changed_pages(tmp_path):
+    with disk.create(tmp_path / "t", 300_000, 4) as store:
+        store.layer.weight.share_memory_()
+        with torch.no_grad():
+            store.layer.weight[200_000] = 7
+        store.save()
+        assert (tmp_path / "t" / "weight.safetensors").stat().st_blocks * 512 < 100_000
+    with disk.open(tmp_path / "t") as store:
+        assert store.layer.weight[200_000].tolist() == [7] * 4
+        assert store.layer.weight.sum() == 28
 
 
 @pytest.mark.parametrize("rest", [Path("x"), {"loss": object()}, {1: lambda: 0}])

@@ -24,7 +24,7 @@ from hotrow.disk.mapped_file import MappedFile
 from hotrow.errors import HotrowError
 
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
-_CHUNK_PAGES = 256  # the number of pages per read when the whole file is checked
+_CHUNK_PAGES = 256  # the number of pages that are read or compared at once
 _HOLE_PAGES = 1 << 20  # the number of pages in a hole that are checked at once
 _BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
 
@@ -130,6 +130,22 @@ class MappedTensor:
         """Return the values as a tensor that shares the mapped memory."""
         values = self.file.bytes[PAGE:].view(NUMPY_DTYPES[self.layout.dtype])
         return torch.from_numpy(values.reshape(self.layout.shape))
+
+    def update(self, tensor: Tensor) -> None:
+        """Copy the values of a tensor, unless it already uses the mapped memory.
+
+        Write only the pages that differ, because a save writes all pages that were written.
+        """
+        if tensor.data_ptr() == self.tensor().data_ptr():
+            return
+        target = self.file.bytes[PAGE:]
+        source = tensor.contiguous().numpy().reshape(-1).view(np.uint8)
+        for begin in range(0, len(target), _CHUNK_PAGES * PAGE):
+            chunk = slice(begin, begin + _CHUNK_PAGES * PAGE)
+            old, new = target[chunk], source[chunk]
+            for number in np.unique(np.flatnonzero(old != new) // PAGE).tolist():
+                page = slice(number * PAGE, (number + 1) * PAGE)
+                old[page] = new[page]
 
     def close(self) -> None:
         """Close the files. The values stay mapped."""

@@ -363,9 +363,9 @@ class Store:
                 able to write it, and `torch.load(weights_only=True)` must be able to read it.
 
         Raises:
-            HotrowError: the disk is full, a write fails, the store is closed, the table no longer
-                uses the memory-mapped files, another program has replaced files, `disk.open` could
-                not read the save, or a signal handler calls `save` during a save or a step. After
+            HotrowError: the disk is full, a write fails, the store is closed, the table was cast or
+                replaced, another program has replaced files, `disk.open` could not read the save,
+                or a signal handler calls `save` during a save or a step. After
                 an error, the folder contains either the previous save or this one, and the changes
                 are still in memory.
 
@@ -376,6 +376,7 @@ class Store:
         with self._access.exclusive(self.table):
             self._check_owner()
             self._check_mapping()
+            self._copy_moved_tensors()
             self._save(rest_data)
             self.rest = rest
 
@@ -412,24 +413,39 @@ class Store:
             )
 
     def _check_mapping(self) -> None:
-        weight, mapped = self.layer.weight, self._files[TABLE].tensor()
+        """Check that a save of the files would contain the table and its optimizer state."""
+        weight, layout = self.layer.weight, self._files[TABLE].layout
         current = weight.raw_data if isinstance(weight, Table) else weight
-        is_mapped = current.data_ptr() == mapped.data_ptr() and current.dtype == mapped.dtype
-        if not is_mapped or current.shape != mapped.shape:
+        is_table = weight is self.table or current.data_ptr() == self.table.raw_data.data_ptr()
+        is_like_files = (current.dtype, tuple(current.shape)) == (layout.dtype, layout.shape)
+        if not (is_table and is_like_files and current.is_cpu):
             raise HotrowError(
                 f"the table in {self.folder} no longer uses its memory-mapped files, for example "
-                "after layer.double() or an assignment to weight.data",
-                fix="copy the values into the original table: weight.copy_(...) in torch.no_grad()",
+                "after layer.double() or an assignment to layer.weight",
+                fix=f"set layer.weight = store.table, and convert it back to {layout.dtype} and "
+                f"shape {layout.shape} on the CPU, for example with layer.float()",
             )
         for other in all_tables():
             if other is weight or not isinstance(other.lag, RowLag):
                 continue
-            if other.raw_data.data_ptr() == mapped.data_ptr():
+            if other.raw_data.data_ptr() == current.data_ptr():
                 raise HotrowError(
                     f"a second parameter shares the rows in {self.folder}, and the save would lack "
                     "its optimizer state",
                     fix="train store.layer or its weight, not nn.Parameter(store.layer.weight)",
                 )
+
+    def _copy_moved_tensors(self) -> None:
+        """Copy the values of tensors that have left the mapped memory back to this memory.
+
+        For example, torch moves a tensor to shared memory when it sends the tensor to a process.
+        """
+        lag = self.table.lag
+        tensors = {TABLE: self.table.raw_data}
+        if isinstance(lag, RowLag):
+            tensors |= {STEPS: lag.row_steps, **lag.slots}
+        for name, tensor in tensors.items():
+            self._files[name].update(tensor)
 
     def _previous_save(self) -> Record:
         """Return the record of the last save; finish that save if a full disk interrupted it."""
