@@ -4,6 +4,8 @@ import copy
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import hotrow
 from hotrow import HotrowError, disk
 from hotrow.disk.folder import Folder
+from hotrow.disk.mapped_tensor import MappedTensor
 from hotrow.table.parameter import Table
 from tests.disk.folders import COLUMNS, ROWS, make_folder, read_values, snapshot, train
+from tests.support.paths import ROOT
 
 TENSORS = ["weight", "exp_avg", "exp_avg_sq", "last"]
 MISMATCH = "is damaged .the checksum of rows {} does not match"
@@ -233,6 +237,42 @@ def test_zeros_need_no_space_and_are_checked(tmp_path):
     flip(path, 4096 + 3_000_000)  # in a hole
     with pytest.raises(HotrowError, match=MISMATCH.format("11,712 to 11,727")):
         disk.verify(tmp_path / "t")
+
+
+def test_checking_all_rows_takes_no_memory_for_each_row(tmp_path):
+    disk.create(tmp_path / "t", 150_000_000, 1).close()
+    code = (
+        "import sys; from hotrow import disk\n"
+        "def peak():\n"
+        "    (line,) = (each for each in open('/proc/self/status') if 'VmHWM' in each)\n"
+        "    return 1024 * int(line.split()[1])\n"
+        "before = peak(); disk.verify(sys.argv[1]); print(peak() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "t")], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 50e6
+
+
+@pytest.mark.parametrize("checks_all", [True, False])
+def test_rows_stay_checked_after_a_change_of_the_rows(checks_all, folder):
+    flip_row(folder, "weight", 600)
+    with disk.open(folder) as store:
+        optimizer = hotrow.optim.Adam(store.layer.parameters(), lr=0.05)
+        ids = torch.arange(3)
+        store.layer(ids)
+        hotrow.vocabulary.resize(store.layer, 400, optimizer)  # removes the damaged row
+        if checks_all:
+            store.table.settle()
+        hotrow.vocabulary.resize(store.layer, 900, optimizer)
+        store.layer(torch.tensor([3, 399, 400, 899]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MappedTensor, "check_rows", None)
+            store.layer(torch.tensor([0, 2, 399, 600]))
+            if checks_all:
+                store.layer(torch.tensor([250]))
+                store.layer.weight.sum()
 
 
 def test_values_replaced_by_a_hole_are_found(folder):

@@ -185,6 +185,7 @@ class Store:
         self._new_files = _NewFiles()
         self.layer = self._make_layer()
         self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # for each row
+        self._are_all_checked = False  # filling the array would take a byte of memory per row
         if run is not None:
             self._resuming = True
             try:
@@ -245,6 +246,8 @@ class Store:
             "read the table before close, or open the folder again",
             "copy the rows that the child needs before the fork",
         )
+        if self._are_all_checked:
+            return
         numbers = None if rows is None else rows.reshape(-1).long().cpu().numpy()
         if numbers is not None:
             numbers = numbers[~self._is_checked[numbers]]
@@ -253,7 +256,10 @@ class Store:
         for name, file in self._files.items():
             if self._verify or name == STEPS:
                 file.check_rows(numbers)
-        self._is_checked[slice(None) if numbers is None else numbers] = True
+        if numbers is None:
+            self._are_all_checked = True
+        else:
+            self._is_checked[numbers] = True
 
     # --- The optimizer state ---------------------------------------------------------------------
 
@@ -346,11 +352,11 @@ class Store:
 
     def _complete_change(self, files: dict[str, MappedTensor], change: RowChange) -> None:
         self._files = files
-        is_checked = np.ones(change.new_count, np.bool_)  # added rows don't come from the files
-        if change.sources is None:
+        if not self._are_all_checked:
+            is_checked = np.ones(change.new_count, np.bool_)  # added rows aren't in the files
             kept = min(change.old_count, change.new_count)
             is_checked[:kept] = self._is_checked[:kept]
-        self._is_checked = is_checked
+            self._is_checked = is_checked
 
     # --- Saving ----------------------------------------------------------------------------------
 
