@@ -653,6 +653,15 @@ def test_a_create_that_fails_leaves_nothing_that_it_made(place, error, tmp_path,
     assert disk.verify(path) == 4 * ROWS * COLUMNS
 
 
+@pytest.mark.parametrize("name", ["a" * 255, "\U0001f525" * 63])
+def test_a_folder_can_have_the_longest_name_that_the_system_allows(name, tmp_path):
+    disk.create(tmp_path / name, 3, 2).close()
+    disk.open(tmp_path / name).close()
+    with pytest.raises(HotrowError, match="could not be created .*File name too long"):
+        disk.create(tmp_path / (name + "abcd"), 3, 2)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_a_create_that_fails_keeps_what_others_made_meanwhile(tmp_path):
     def fill(block):
         (tmp_path / "new" / "other").write_text("kept")
@@ -690,6 +699,26 @@ def test_a_loaded_state_is_saved_in_the_files(has_state, tmp_path):
             step(layer, optimizer, t)
             step(again.layer, other, t)
         assert_same_run(again.layer, other, layer, optimizer)
+
+
+@pytest.mark.parametrize("use", ["step", "state_dict"])
+def test_a_scalar_that_was_changed_in_place_is_used_before_it_is_saved(use, tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = make("NAdam", store.layer)
+        step(store.layer, optimizer, 0)
+        store.save()
+        for name, value in (("step", 1000), ("mu_product", 0.25)):
+            optimizer.state[store.layer.weight][name].fill_(value)
+            with pytest.raises(HotrowError, match=r"changed .* call optimizer.state_dict"):
+                store.save()
+            optimizer.state_dict() if use == "state_dict" else step(store.layer, optimizer, 1)
+            store.save()
+        expected = state_of(optimizer)
+    with disk.open(tmp_path / "t") as store:
+        found = state_of(make("NAdam", store.layer))
+    assert found["step"] == 1000 + 2 * (use == "step")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def test_the_state_can_be_read_before_the_first_step(tmp_path):

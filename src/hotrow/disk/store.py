@@ -370,10 +370,10 @@ class Store:
 
         Raises:
             HotrowError: the disk is full, a write fails, the store is closed, the table was cast or
-                replaced, another program has replaced files, `disk.open` could not read the save,
-                or a signal handler calls `save` during a save or a step. After
-                an error, the folder contains either the previous save or this one, and the changes
-                are still in memory.
+                replaced, the step count was changed in place, another program has replaced files,
+                `disk.open` could not read the save, or a signal handler calls `save` during a save
+                or a step. After an error, the folder contains either the previous save or this one,
+                and the changes are still in memory.
 
         Cost: the changed pages and `rest` are written twice, because of the journal.
         """
@@ -476,12 +476,19 @@ class Store:
         """Return the record of the next save."""
         lag, names, run = self.table.lag, [TABLE], None
         if isinstance(lag, RowLag):
+            if lag.scalars_changed():
+                raise HotrowError(
+                    f"the state of {self.folder} cannot be saved, because the step count or "
+                    "another scalar in the optimizer state was changed after the last step",
+                    fix="run an optimizer step, or call optimizer.state_dict(), before you save",
+                )
             names, run = [TABLE, STEPS, *lag.slots], describe_run(lag)
         elif len(self._files) > 1:
             raise HotrowError(
                 "the optimizer state cannot be saved, because the optimizer has settled all "
                 "rows and closed its ledger, for example in load_state_dict()",
-                fix="run an optimizer step before you save",
+                fix="run an optimizer step before you save; if another thread is loading a state, "
+                "save again",
             )
         return Record(
             save=new_name(),

@@ -209,7 +209,7 @@ class RowLag:
         return (
             self.ledger.accepts(group)
             and self.ledger.length < MAX_LEDGER_ENTRIES
-            and not self._scalars_changed()
+            and not self.scalars_changed()
         )
 
     def _check_storage(self) -> None:
@@ -222,7 +222,7 @@ class RowLag:
                 fix="write the values with table.data.copy_(...), or create a new optimizer",
             )
 
-    def _scalars_changed(self) -> bool:
+    def scalars_changed(self) -> bool:
         """Return whether the user changed the step count or another scalar in torch's state."""
         return any(_mark(s) != self._scalar_marks[name] for name, s in self.scalar_tensors.items())
 
