@@ -657,7 +657,7 @@ def test_a_create_that_fails_leaves_nothing_that_it_made(place, error, tmp_path,
 def test_a_folder_can_have_the_longest_name_that_the_system_allows(name, tmp_path):
     disk.create(tmp_path / name, 3, 2).close()
     disk.open(tmp_path / name).close()
-    with pytest.raises(HotrowError, match="could not be created .*File name too long"):
+    with pytest.raises(HotrowError, match=r"could not be created .*File name too long"):
         disk.create(tmp_path / (name + "abcd"), 3, 2)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

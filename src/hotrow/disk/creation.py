@@ -85,8 +85,9 @@ def create(
             f"{folder} already exists", fix="open it with hotrow.disk.open, or use another path"
         )
     values = filled_blocks((rows, columns), dtype, fill) if fill else ()
-    # Use a unique name, because another process may be creating the same folder.
-    current = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
+    # Use a unique name, because another process may be creating the same folder. A name can have
+    # at most 255 bytes, or 63 characters of up to 4 bytes.
+    current = folder.with_name(f"{folder.name[:48]}.{uuid.uuid4().hex[:12]}")
     with ExitStack() as undo:  # runs after an error
         try:
             parents = _make_parents(folder, undo)
