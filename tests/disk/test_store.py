@@ -5,11 +5,14 @@ import errno
 import gc
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
+from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from unittest.mock import Mock
@@ -415,6 +418,43 @@ def test_a_killed_process_leaves_a_complete_save(tmp_path):
 # --- Errors --------------------------------------------------------------------------------------
 
 
+@contextmanager
+def as_nobody(path):
+    """Run code as a user who can read but not change the files in a folder."""
+    for each in (path, *path.iterdir()):
+        each.chmod(0o555 if each.is_dir() else 0o444)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.parametrize("place", [None, "/dev/shm"])
+def test_a_folder_that_this_process_cannot_change_can_be_read(place):
+    path = Path(tempfile.mkdtemp(dir=place))
+    try:
+        path.chmod(0o755)
+        with create(path / "t") as store:
+            step(store.layer, make("Adam", store.layer), 0)
+            store.save()
+            expected = store.layer.weight.detach().clone()
+        with as_nobody(path / "t"), disk.open(path / "t") as store:
+            assert_same_bits(store.layer.weight.detach(), expected)
+            step(store.layer, make("Adam", store.layer), 1)
+            with pytest.raises(
+                HotrowError, match=r"Permission denied.*: check the permissions and"
+            ):
+                store.save()
+        disk.open(path / "t").close()
+        (path / "t" / "weight.safetensors").chmod(0)
+        with as_nobody(path), pytest.raises(HotrowError, match="check the permissions, and open"):
+            disk.open(path / "t")
+    finally:
+        shutil.rmtree(path)
+
+
 def test_a_folder_can_be_open_only_once(tmp_path):
     text = "is already open, in this process or another process"
     with create(tmp_path / "t"), pytest.raises(HotrowError, match=text):
@@ -653,11 +693,11 @@ def test_a_create_that_fails_leaves_nothing_that_it_made(place, error, tmp_path,
     assert disk.verify(path) == 4 * ROWS * COLUMNS
 
 
-@pytest.mark.parametrize("name", ["a" * 255, "\U0001f525" * 63])
+@pytest.mark.parametrize("name", ["a" * 255, "\U0001f525" * 63], ids=["ASCII", "UTF-8"])
 def test_a_folder_can_have_the_longest_name_that_the_system_allows(name, tmp_path):
     disk.create(tmp_path / name, 3, 2).close()
     disk.open(tmp_path / name).close()
-    with pytest.raises(HotrowError, match=r"could not be created .*File name too long"):
+    with pytest.raises(HotrowError, match=r"File name too long.*: use a shorter name"):
         disk.create(tmp_path / (name + "abcd"), 3, 2)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

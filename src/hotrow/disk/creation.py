@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hotrow.disk.folder import Folder, check_path
+from hotrow.disk.folder import Folder, check_path, fix_for
 from hotrow.disk.layout import MAX_BYTES, Layout
 from hotrow.disk.mapped_tensor import RowBlocks, filled_blocks, write_new
 from hotrow.disk.record import RECORD_FILE, TABLE, Record, new_name
@@ -107,7 +107,7 @@ def create(
             reason = str(error) or "there is too little memory"
             raise HotrowError(
                 f"{folder} could not be created ({reason})",
-                fix="free disk space or memory, or use another path",
+                fix=f"{fix_for(error)}, or use another path",
             ) from None
         undo.pop_all()
     return store

@@ -8,6 +8,7 @@ contents can never make hotrow read or write a file outside the folder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import sys
@@ -204,6 +205,23 @@ def check_path(path: Path) -> None:
 def damaged_file(path: Path, why: str) -> HotrowError:
     """Return the error for a damaged file."""
     return HotrowError(f"{path} is damaged ({why})", fix="restore the folder from a backup")
+
+
+def fix_for(error: Exception) -> str:
+    """Return how the user can fix the cause of an error from the system."""
+    code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    return _FIXES.get(code or 0, "free disk space or check the permissions")
+
+
+_FIXES = {
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space",
+    errno.ENOMEM: "free memory",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.EROFS: "make the file system writable",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
 
 
 def flush(file: IO[bytes]) -> None:

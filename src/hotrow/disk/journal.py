@@ -25,7 +25,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from hotrow.disk.folder import Folder, damaged_file, flush
+from hotrow.disk.folder import Folder, damaged_file, fix_for, flush
 from hotrow.disk.layout import PAGE, Layout, check_file
 from hotrow.disk.record import MAX_RECORD_BYTES, RECORD_FILE, Record, parse_record
 from hotrow.disk.rest import REST_FILE
@@ -78,7 +78,7 @@ def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
             raise
         raise HotrowError(
             f"{folder.path} could not be saved ({error})",
-            fix="free disk space and save again; the folder still contains a complete save",
+            fix=f"{fix_for(error)} and save again; the folder still contains a complete save",
         ) from None
 
 

@@ -102,15 +102,28 @@ class MappedFile:
     def __init__(self, folder: Folder, layout: Layout) -> None:
         self.layout = self.saved = layout
         self.path = folder.path / layout.file_name
-        if folder.is_tmpfs():
-            with folder.open(layout.file_name, "r+b") as file:
-                folder.reserve(file, layout.file_bytes)
+        self._reserve(folder)
         with folder.open(layout.file_name, "rb") as file:
             if os.fstat(file.fileno()).st_size < layout.file_bytes:  # it was longer in `check_file`
                 raise damaged_file(self.path, "another program has truncated it")
             self._descriptor = _Descriptor(file)
         self._use(_Memory(layout.file_bytes), layout)
         self.map_saved()
+
+    def _reserve(self, folder: Folder) -> None:
+        """Reserve space for the holes in a file in a tmpfs; see `Folder.reserve`."""
+        if not folder.is_tmpfs():
+            return
+        name, size = self.layout.file_name, self.layout.file_bytes
+        try:
+            with folder.open(name, "r+b") as file:
+                folder.reserve(file, size)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            with folder.open(name, "rb") as file:  # a folder that this process can only read
+                if os.fstat(file.fileno()).st_blocks * 512 < size:
+                    raise
 
     def _use(self, memory: _Memory, layout: Layout) -> None:
         self._memory, self.layout = memory, layout

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.disk.access import FileAccess
-from hotrow.disk.folder import Folder, damaged_file
+from hotrow.disk.folder import Folder, damaged_file, fix_for
 from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, replay_journal
 from hotrow.disk.layout import Layout, check_file
 from hotrow.disk.mapped_tensor import MappedTensor, RowBlocks, filled_blocks, write_new
@@ -330,7 +330,7 @@ class Store:
         except OSError as error:
             raise HotrowError(
                 f"{self.folder / layout.file_name} could not be created ({error})",
-                fix="free disk space and repeat the step; the folder still contains the last save",
+                fix=f"{fix_for(error)} and repeat the step; the folder contains the last save",
             ) from None
         if layout != saved:
             file = file.resized(layout.shape[0])
@@ -534,7 +534,7 @@ def _wrap_open_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise HotrowError(
             f"{folder} could not be opened ({error})",
-            fix="free disk space or check the permissions, and open it again; nothing is lost",
+            fix=f"{fix_for(error)}, and open it again; nothing is lost",
         ) from None
     except MemoryError:
         raise HotrowError(
