@@ -1,5 +1,6 @@
 """Rows of a table on disk change like rows in memory, and the last save survives a crash."""
 
+import errno
 import gc
 import os
 import random
@@ -7,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 
 import hotrow
 from hotrow import HotrowError, disk, vocabulary
+from hotrow.disk import mapped_file
 from hotrow.disk.folder import Folder
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
@@ -66,6 +69,17 @@ def disk_run(tmp_path):
     yield make
     for run in runs:
         run.store.close()
+
+
+@pytest.fixture(params=[True, False], ids=["pagemap", "no pagemap"])
+def pagemap(request, monkeypatch):
+    """Run a test with and without access to `/proc/self/pagemap`."""
+    if not request.param:
+
+        def deny(*arguments, **options):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/proc/self/pagemap")
+
+        monkeypatch.setattr(mapped_file, "open", deny, raising=False)
 
 
 @pytest.mark.parametrize("rows", [12, 340], ids=["one page", "two pages"])
@@ -149,6 +163,7 @@ def test_the_optimizer_changes_between_changes_of_the_rows(disk_run):
     assert_same_bits(*(run.weights for run in runs))
 
 
+@pytest.mark.usefixtures("pagemap")
 @pytest.mark.parametrize("seed", range(6))
 def test_any_sequence_of_changes_has_the_same_bits_as_in_memory(seed, disk_run, monkeypatch):
     monkeypatch.setattr(disk.resized_files, "_BLOCK_VALUES", 10 ** (seed + 1))
@@ -252,6 +267,7 @@ def test_a_save_frees_the_memory_of_removed_rows(disk_run):
         assert not file.file._pages_in_memory().size
 
 
+@pytest.mark.usefixtures("pagemap")
 def test_a_table_that_outgrows_its_addresses_moves_with_its_unsaved_changes(disk_run):
     weights = torch.randn(2000, COLUMNS)
     runs = disk_run("Adam", {"lr": 0.1}, weights), TableRun("Adam", {"lr": 0.1}, weights)
@@ -339,6 +355,7 @@ def full_disk_after(count):
     return flush
 
 
+@pytest.mark.usefixtures("pagemap")
 @pytest.mark.parametrize("trained", [False, True])
 def test_rows_change_again_after_a_disk_was_full_during_a_save(trained, disk_run, monkeypatch):
     weights = torch.randn(500, COLUMNS)
@@ -361,6 +378,7 @@ def test_rows_change_again_after_a_disk_was_full_during_a_save(trained, disk_run
     assert_same_bits(*(run.state["exp_avg"] for run in runs))
 
 
+@pytest.mark.usefixtures("pagemap")
 def test_a_table_moves_after_a_disk_was_full_while_its_files_became_shorter(disk_run, monkeypatch):
     weights = torch.randn(5000, COLUMNS)
     runs = disk_run("AdamW", {"lr": 0.1}, weights), TableRun("AdamW", {"lr": 0.1}, weights)
@@ -375,6 +393,7 @@ def test_a_table_moves_after_a_disk_was_full_while_its_files_became_shorter(disk
     assert_same_bits(*(run.weights for run in runs))
 
 
+@pytest.mark.usefixtures("pagemap")
 def test_rows_that_become_zero_after_a_disk_was_full_during_a_save(disk_run, monkeypatch):
     run = disk_run("AdamW", {"lr": 0.1}, torch.ones(500, COLUMNS))
     run.resize(2000, torch.ones(1500, COLUMNS))
@@ -383,6 +402,21 @@ def test_rows_that_become_zero_after_a_disk_was_full_during_a_save(disk_run, mon
         run.weight[400:] = 0
     run.reopen()
     assert run.weights.sum() == 400 * COLUMNS
+
+
+@pytest.mark.usefixtures("pagemap")
+def test_a_change_that_is_undone_after_a_failed_save_is_saved(disk_run):
+    run = disk_run("SGD", {"lr": 0.1}, torch.ones(500, COLUMNS))
+    with torch.no_grad():
+        run.weight[3] = 5
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    failing = mock.patch.object(Folder, "rename", side_effect=full)
+    with failing, pytest.raises(HotrowError, match="free disk space and save again"):
+        run.store.save()
+    with torch.no_grad():
+        run.weight[3] = 1
+    run.reopen()
+    assert run.weights.sum() == 500 * COLUMNS
 
 
 @pytest.mark.parametrize("name", ["weight", "exp_avg", "last.checksums"])

@@ -2,7 +2,8 @@
 
 The mapping is private: the first write to a page gives the process its own copy, and the file does
 not change. Linux lists these copies in `/proc/self/pagemap` as pages in memory or swap that are not
-backed by a file. A save writes these copies to the file.
+backed by a file. A save writes these copies to the file. If the process may not read this list, a
+save compares all pages with the file instead.
 
 The number of rows in memory can change before the file does. The mapping reserves addresses for
 twice the number of rows, and the memory after the end of the file contains zeros. So adding rows
@@ -136,6 +137,8 @@ class MappedFile:
         The layout of the file must already be `self.layout`.
         """
         self.saved, self.changed_from = self.layout, self.layout.page_count
+        # Pages that differed at a save that failed, which may have changed their checksums.
+        self._found_pages = np.empty(0, np.int64)
         self._memory.clear(self.layout.file_bytes)
         self._memory.map(0, self.layout.file_bytes, self._descriptor.number)
         os.posix_fadvise(self._descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
@@ -206,11 +209,32 @@ class MappedFile:
     def _pages_in_memory(self) -> NDArray[np.int64]:
         """Return the indices of the pages of the file that this process has modified."""
         page_count = -(-len(self.bytes) // PAGE)
-        with open("/proc/self/pagemap", "rb", buffering=0) as file:
-            file.seek(self.bytes.ctypes.data // PAGE * 8)
-            flags = np.frombuffer(_read_exactly(file, page_count * 8), np.uint64)
+        try:
+            with open("/proc/self/pagemap", "rb", buffering=0) as file:
+                file.seek(self.bytes.ctypes.data // PAGE * 8)
+                flags = np.frombuffer(_read_exactly(file, page_count * 8), np.uint64)
+        except OSError:  # for example, after os.setuid
+            found = self._found_pages[self._found_pages < page_count]
+            self._found_pages = np.union1d(found, self._differing_pages())
+            return self._found_pages
         in_memory = (flags & (_PRESENT | _SWAPPED)) != 0
         return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
+
+    def _differing_pages(self) -> NDArray[np.int64]:
+        """Return the indices of the pages in memory that differ from the file.
+
+        This reads the whole file and all pages in memory.
+        """
+        pages = []
+        for begin in range(0, len(self.bytes), _COPY_PAGES * PAGE):
+            memory = self.bytes[begin : begin + _COPY_PAGES * PAGE]
+            data = os.pread(self._descriptor.number, len(memory), begin)
+            saved = np.zeros(len(memory), np.uint8)  # memory after the end of the file is zeros
+            saved[: len(data)] = np.frombuffer(data, np.uint8)
+            differs = np.zeros(_round_up(len(memory)), np.bool_)
+            differs[: len(memory)] = memory != saved
+            pages.append(begin // PAGE + np.flatnonzero(differs.reshape(-1, PAGE).any(1)))
+        return np.concatenate(pages)
 
     def page(self, number: int) -> bytes:
         """Return a copy of a page in memory, so that writes by other threads don't change it."""
