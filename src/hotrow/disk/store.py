@@ -219,6 +219,10 @@ class Store:
 
         Changes since the last save are lost. After the call, reading the table raises an error.
 
+        Other tensors that share the table's memory, such as `weight.detach()` or the values of a
+        `state_dict()`, must not be used after the call: they are still mapped to the files, which
+        another process may change or shorten. Keep copies (`.clone()`) instead.
+
         Raises:
             HotrowError: a signal handler calls `close` during a save.
         """
