@@ -761,6 +761,17 @@ def test_a_scalar_that_was_changed_in_place_is_used_before_it_is_saved(use, tmp_
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+def test_a_save_after_the_ledger_was_closed_asks_for_a_step(tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = make("Adam", store.layer)
+        step(store.layer, optimizer, 0)
+        store.table.lag.close()
+        with pytest.raises(HotrowError, match=r"run an optimizer step before .* save again"):
+            store.save()
+        step(store.layer, optimizer, 1)
+        store.save()
+
+
 def test_the_state_can_be_read_before_the_first_step(tmp_path):
     layer, optimizer = saved_and_in_memory(tmp_path / "t")
     with disk.open(tmp_path / "t") as again:
