@@ -165,15 +165,39 @@ def test_the_gradient_follows_its_rows(changes):
     assert plain.weight.grad[:, 0].tolist() == [1, 0, 2, 0]
 
 
-def test_a_backward_pass_from_before_the_change_is_an_error():
-    for layer in (hotrow.convert(nn.Embedding(6, 2), min_entries=0), nn.Embedding(6, 2)):
-        loss = layer(torch.tensor([5, 1])).sum()
-        vocabulary.take(layer, [5, 4, 3, 2, 1, 0])
-        with pytest.raises(HotrowError, match="the vocabulary changed after the forward pass"):
-            loss.backward()
-        assert layer.weight.grad is None
-        layer(torch.tensor([5, 1])).sum().backward()
-        assert layer.weight.grad.shape == (6, 2)
+@pytest.mark.parametrize("is_switched_off", [False, True])
+@pytest.mark.parametrize("is_table", [True, False])
+def test_a_backward_pass_from_before_the_change_is_an_error(is_table, is_switched_off):
+    layer = nn.Embedding(6, 2)
+    if is_table:
+        hotrow.convert(layer, min_entries=0)
+    assert isinstance(layer.weight, Table) == is_table
+    loss = layer(torch.tensor([5, 1])).sum()
+    layer.weight.requires_grad_(not is_switched_off)
+    vocabulary.take(layer, [5, 4, 3, 2, 1, 0])
+    assert layer.weight.requires_grad != is_switched_off
+    layer.weight.requires_grad_()
+    with pytest.raises(HotrowError, match="the vocabulary changed after the forward pass"):
+        loss.backward()
+    assert layer.weight.grad is None
+    layer(torch.tensor([5, 1])).sum().backward()
+    assert layer.weight.grad.shape == (6, 2)
+
+
+def test_a_backward_pass_from_before_the_change_has_no_gradient_for_inputs():
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    loss = layer(torch.tensor([5, 1])).sum()
+    vocabulary.take(layer, [5, 4, 3, 2, 1, 0])
+    loss.backward(inputs=[layer.weight], retain_graph=True)
+    assert layer.weight.grad is None
+    assert torch.autograd.grad(loss, layer.weight, allow_unused=True) == (None,)
+
+
+def test_weights_that_cannot_have_a_gradient_change_their_rows():
+    layer = nn.Embedding(6, 2, _weight=torch.zeros(6, 2, dtype=torch.int8), _freeze=True)
+    vocabulary.resize(layer, 8, init=nn.init.ones_)
+    assert layer.weight.sum(1).tolist() == [0] * 6 + [2] * 2
 
 
 class Tied(nn.Module):

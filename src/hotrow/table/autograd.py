@@ -84,16 +84,26 @@ def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | Non
     """
     with torch._C.DisableTorchFunctionSubclass():
         parameter.grad = None
-        if parameter.requires_grad:
-            with torch.enable_grad():
-                old_graph: Any = parameter.expand_as(parameter).grad_fn
-            old_graph.next_functions[0][0].register_prehook(_refuse_old_gradient)
-            del old_graph
+        if parameter.is_floating_point() or parameter.is_complex():
+            _refuse_old_graph(parameter)
             # Assigning a different dtype makes autograd drop the node for the old shape.
             dtype = torch.float64 if values.dtype != torch.float64 else torch.float32
             parameter.data = values.new_empty(0, dtype=dtype)
         parameter.data = values
         parameter.grad = gradient
+
+
+def _refuse_old_graph(parameter: nn.Parameter) -> None:
+    """Make the backward passes of earlier forward passes raise an error.
+
+    The parameter may not require a gradient now, but it may have during the forward pass.
+    """
+    requires_grad = parameter.requires_grad
+    parameter.requires_grad_()
+    with torch.enable_grad():
+        graph: Any = parameter.expand_as(parameter).grad_fn
+    graph.next_functions[0][0].register_prehook(_refuse_old_gradient)
+    parameter.requires_grad_(requires_grad)
 
 
 def _refuse_old_gradient(gradients: Any) -> None:

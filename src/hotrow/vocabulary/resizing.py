@@ -41,6 +41,10 @@ def resize(
     weight (a tied head), its `out_features` and its bias change too. A gradient in `grad` is also
     resized.
 
+    A backward pass from before the change raises an error, because its gradient would be for the
+    old rows. With `backward(inputs=[layer.weight])`, torch doesn't find the weight in the old
+    graph, so it computes no gradient and raises no error.
+
     Args:
         layer: an `Embedding`, `EmbeddingBag`, `OneHotLinear` or `Linear` layer of torch or hotrow;
             or a model whose embeddings all share one weight. If `hotrow.convert`
