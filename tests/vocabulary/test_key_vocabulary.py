@@ -148,6 +148,39 @@ def test_eviction(by):
     assert len(words) == 5
 
 
+@pytest.mark.parametrize("rows", [2, 6])
+@pytest.mark.parametrize("is_table", [True, False])
+def test_rows_that_other_code_has_added_or_dropped_are_an_error(is_table, rows):
+    layer = table_layer(4) if is_table else nn.Embedding(4, 2)
+    assert isinstance(layer.weight, Table) == is_table
+    words = Vocabulary(layer, keys=["a", "b", "c", "d"])
+    vocabulary.resize(layer, rows)
+    before = layer.weight.detach().clone()
+    message = re.escape(
+        f"the layer has {rows} rows, but the vocabulary has 4: change the rows of the layer only "
+        "with the vocabulary"
+    )
+    for change in (lambda: words.admit(["a", "e"]), lambda: words.evict(3)):
+        with pytest.raises(HotrowError, match=message):
+            change()
+        assert_same_bits(layer.weight.detach(), before)
+        assert words.keys() == ["a", "b", "c", "d"]
+        assert words.counts.tolist() == [0] * 4
+    assert words.admit(["b", "a"]).tolist() == [1, 0]  # needs no change
+    vocabulary.resize(layer, 4)
+    assert words.admit(["a", "e"]).tolist() == [0, 4]
+
+
+def test_a_padding_row_that_the_vocabulary_does_not_know_is_an_error():
+    layer = table_layer(2)
+    assert isinstance(layer.weight, Table)
+    words = Vocabulary(layer, keys=["a", "b"])
+    vocabulary.resize(layer, 4)
+    layer.padding_idx = 3
+    with pytest.raises(HotrowError, match="the layer has 4 rows, but the vocabulary has 2"):
+        words.evict(1)
+
+
 def test_many_growths():
     layer = table_layer(1)
     words = Vocabulary(layer, key_type=int, unknown="row")

@@ -171,7 +171,8 @@ class Vocabulary:
             int64 ids, with the shape of `keys`.
 
         Raises:
-            HotrowError: a key has the wrong type, or the layers can't grow; see `resize`.
+            HotrowError: a key has the wrong type, other code has changed the number of rows, or the
+                layers can't grow; see `resize`.
         """
         values = self._as_keys(keys)
         with PostponedSignals():
@@ -201,13 +202,14 @@ class Vocabulary:
             (V,) int64: the new id of each old id, or -1 if its row was dropped.
 
         Raises:
-            HotrowError: before anything changes, if an argument is invalid, or more than `rows`
-                rows must stay.
+            HotrowError: before anything changes, if an argument is invalid, more than `rows` rows
+                must stay, or other code has changed the number of rows.
         """
         if by not in EVICTION:
             raise HotrowError(f"by is {by!r}, but it must be 'idle' or 'count'")
         rows = check_count("rows", rows)
         with PostponedSignals():
+            self._check_row_counts()
             old_count = len(self)
             order = self._eviction_order(by)
             if old_count - rows > len(order):
@@ -344,6 +346,7 @@ class Vocabulary:
             pending = {key: self._pending[key] + occurrences[key] for key in batch}
             new = [key for key in batch if pending[key] >= self.admit_after]
         if new:
+            self._check_row_counts()
             row_count = len(self) + len(new)
             counts = self._counts.grown(row_count)
             with self._change_layers(row_count):
@@ -362,17 +365,22 @@ class Vocabulary:
         found = [find_layers(layer, model) for layer in self.layers]
         for each in found:
             check_owner(optimizer, each.weight)
-            if sources is not None and each.row_count < len(self):
-                raise HotrowError(
-                    f"the layer has {each.row_count} rows, but the vocabulary has {len(self)}",
-                    fix="change the rows of the layer only with the vocabulary",
-                )
         changes = [
             (each, RowChange(each.row_count, row_count, sources))
             for each in {id(each.weight): each for each in found}.values()
             if sources is not None or each.row_count != row_count
         ]
         return change_rows(changes, optimizer, self._init)
+
+    def _check_row_counts(self) -> None:
+        """Raise an error if other code has added or dropped rows."""
+        for layer in self.layers:
+            row_count = find_layers(layer).row_count
+            if row_count != len(self):
+                raise HotrowError(
+                    f"the layer has {row_count} rows, but the vocabulary has {len(self)}",
+                    fix="change the rows of the layer only with the vocabulary",
+                )
 
     def _fill_unknown(self, keys: Any, rows: Rows) -> None:
         """Replace each -1 in `rows` according to the policy for unknown keys."""
