@@ -600,3 +600,38 @@ def test_a_vocabulary_of_keys_is_saved_together_with_its_rows(tmp_path):
         store.save({"keys": words.keys()})
     with disk.open(tmp_path / "t") as store:
         assert len(store.layer.weight) == 401 == len(store.rest["keys"]) + 1
+
+
+def test_keys_of_another_save_are_an_error(tmp_path):
+    """A crash between the saves of two folders leaves one of them with the previous rows."""
+    with disk.create(tmp_path / "a", 1, 2) as vectors, disk.create(tmp_path / "b", 1, 1) as biases:
+        layers = [vectors.layer, biases.layer]
+        optimizer = hotrow.optim.SGD([each.weight for each in layers])
+        words = vocabulary.Vocabulary(layers, optimizer, unknown="row")
+        words.admit(["a", "b", "c", "d"])
+        for store in (vectors, biases):
+            store.save(words.state_dict())
+        words.admit(["c", "d"])
+        words.evict(3)
+        vectors.save(words.state_dict())
+    with disk.open(tmp_path / "a") as vectors, disk.open(tmp_path / "b") as biases:
+        layers = [vectors.layer, biases.layer]
+        assert all(isinstance(each.weight, Table) for each in layers)
+        optimizer = hotrow.optim.SGD([each.weight for each in layers])
+        for rest, rows, found in ((vectors.rest, 3, 5), (biases.rest, 5, 3)):
+            message = f"the table on disk has {found} rows, but the vocabulary has {rows}: load"
+            with pytest.raises(HotrowError, match=message):
+                vocabulary.Vocabulary.load(rest, layers, optimizer)
+            assert [each.num_embeddings for each in layers] == [3, 5]
+        words = vocabulary.Vocabulary.load(biases.rest, biases.layer, optimizer)
+        assert words.look_up(["a", "d"]).tolist() == [1, 4]
+
+
+def test_a_table_on_disk_that_was_resized_accepts_the_keys(tmp_path):
+    layer = hotrow.convert(nn.Embedding(3, 4), min_entries=0)
+    keys = vocabulary.Vocabulary(layer, keys=["a", "b", "c"]).state_dict()
+    with disk.create(tmp_path / "t", 1, 4) as store:
+        vocabulary.resize(store.layer, 3)
+        words = vocabulary.Vocabulary.load(keys, store.layer)
+        store.layer.load_state_dict(layer.state_dict())
+        assert_same_bits(store.layer(words.look_up(["b"])).detach(), layer.weight[1:2].detach())

@@ -21,7 +21,7 @@ from hotrow.vocabulary.counts import Order, RowCounts
 from hotrow.vocabulary.key_file import read_keys, write_keys
 from hotrow.vocabulary.key_state import Contents, from_state, to_state
 from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys, as_integers, as_text
-from hotrow.vocabulary.layers import find_layers
+from hotrow.vocabulary.layers import find_layers, is_on_disk
 from hotrow.vocabulary.states import check_owner, unwrap
 from hotrow.vocabulary.unknown_keys import check_policy
 
@@ -38,6 +38,9 @@ class Vocabulary:
     Training with a growing vocabulary gives the same result as dense training with all rows from
     the start, if the optimizer doesn't change rows that no batch has touched yet. This is true
     for all optimizers without weight decay, except ASGD, and Rprop with a changing `lr`.
+
+    The saves of two tables on disk are not one transaction. After a crash between them, the tables
+    may have rows for different keys; see "What hotrow promises about your data".
 
     Args:
         layer: an embedding layer with the rows for unknown keys, followed by a row for each known
@@ -259,7 +262,8 @@ class Vocabulary:
         """Return the keys, their counts and the options, as `load` reads them.
 
         To save a vocabulary together with a table on disk, pass this dict to
-        `hotrow.disk.Store.save`.
+        `hotrow.disk.Store.save`. If the vocabulary has several tables on disk, pass it to each
+        save.
 
         Returns:
             A dict of int64 tensors, lists of strings, strings and integers. Later changes of the
@@ -294,7 +298,8 @@ class Vocabulary:
     ) -> Self:
         """Load a vocabulary that `save` or `state_dict` saved, and resize the layers to match it.
 
-        After this call, load the model's and the optimizer's `state_dict()`.
+        After this call, load the model's and the optimizer's `state_dict()`. `load` doesn't resize
+        a table on disk, because it already has its rows.
 
         Args:
             source: the path of the file, or the dict.
@@ -304,8 +309,8 @@ class Vocabulary:
 
         Raises:
             HotrowError: before anything changes, if the file can't be read, was not written by
-                `save`, or is damaged; if the dict is not the result of `state_dict`; or if the
-                layers can't change; see `resize`.
+                `save`, or is damaged; if the dict is not the result of `state_dict`; if a table on
+                disk has another number of rows; or if the layers can't change; see `resize`.
         """
         contents = from_state(source) if isinstance(source, Mapping) else read_keys(source)
         arrays, options = contents
@@ -323,6 +328,7 @@ class Vocabulary:
             _to_list(arrays["pending_keys"]), arrays["pending_counts"].tolist(), strict=True
         )
         self._pending = Counter(dict(pending))
+        self._check_tables_on_disk()
         with self._change_layers(len(self)):
             pass
         return self
@@ -380,6 +386,18 @@ class Vocabulary:
                 raise HotrowError(
                     f"the layer has {row_count} rows, but the vocabulary has {len(self)}",
                     fix="change the rows of the layer only with the vocabulary",
+                )
+
+    def _check_tables_on_disk(self) -> None:
+        """Raise an error if the rows of a table on disk can't be those of the loaded keys."""
+        for layer in self.layers:
+            found = find_layers(layer)
+            if is_on_disk(found.weight) and found.row_count != len(self):
+                raise HotrowError(
+                    f"the table on disk has {found.row_count} rows, but the vocabulary has "
+                    f"{len(self)}",
+                    fix="load the keys that were saved together with the table; to load other "
+                    "keys, call hotrow.vocabulary.resize first",
                 )
 
     def _fill_unknown(self, keys: Any, rows: Rows) -> None:

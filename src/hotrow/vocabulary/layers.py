@@ -121,9 +121,14 @@ def _only_embedding(model: nn.Module) -> nn.Module:
     )
 
 
+def is_on_disk(weight: nn.Parameter) -> bool:
+    """Return whether the weight is a table on disk."""
+    return isinstance(weight, Table) and weight.backing is not None
+
+
 def check_in_memory(weight: nn.Parameter, operation: str) -> None:
     """Raise an error if the weight is on disk."""
-    if isinstance(weight, Table) and weight.backing is not None:
+    if is_on_disk(weight):
         raise HotrowError(
             f"{operation} is not supported for a table on disk",
             fix="only hotrow.vocabulary.resize, take and Vocabulary can change a table on disk",
