@@ -1,6 +1,7 @@
 """Compare changes to a vocabulary with the same changes made by hand in dense training."""
 
 import copy
+import gc
 import io
 import re
 
@@ -331,6 +332,65 @@ def test_resizing_frees_nothing_that_the_optimizer_needs():
     assert optimizer.state[layer.weight]["momentum_buffer"].shape == (9, 2)
     layer(torch.tensor([8])).sum().backward()
     optimizer.step()
+
+
+def close_with_state_dict(optimizer):
+    optimizer.state_dict()
+
+
+def close_with_load(optimizer):
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def close_with_dense_step(optimizer):
+    (table,) = optimizer.param_groups[0]["params"]
+    optimizer.zero_grad()
+    table.square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("close", [close_with_state_dict, close_with_load, close_with_dense_step])
+def test_the_optimizer_is_needed_even_if_no_row_is_stale(close):
+    layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
+    table = layer.weight
+    assert isinstance(table, Table)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    close(optimizer)
+    assert table.lag is None
+    before, rival = table.detach().clone(), hotrow.optim.SGD(layer.parameters(), momentum=0.9)
+    words = vocabulary.Vocabulary(layer, keys=["a", "b", "c", "d"])
+    for change in (
+        lambda: vocabulary.resize(layer, 6),
+        lambda: vocabulary.take(layer, [3, 2, 1, 0]),
+        lambda: words.evict(2),
+        lambda: words.admit(["e"]),
+    ):
+        with pytest.raises(HotrowError, match="has state for each row: pass the optimizer too"):
+            change()
+    with pytest.raises(HotrowError, match="this SGD did not take the last step of the"):
+        vocabulary.resize(layer, 6, rival)
+    assert_same_bits(table.detach(), before)
+    assert words.keys() == ["a", "b", "c", "d"]
+    rival.load_state_dict(optimizer.state_dict())
+    vocabulary.resize(layer, 6, rival)
+    with pytest.raises(HotrowError, match="pass the optimizer too"):
+        vocabulary.resize(layer, 4)
+    del optimizer, rival
+    gc.collect()
+    assert vocabulary.resize(layer, 4).num_embeddings == 4
+
+
+def test_no_optimizer_is_needed_if_it_has_no_state_for_rows():
+    layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1)
+    layer(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    optimizer.state_dict()
+    assert vocabulary.resize(layer, 6).num_embeddings == 6
+    assert vocabulary.resize(layer, 5, hotrow.optim.Adam(layer.parameters())).num_embeddings == 5
 
 
 class Examples:

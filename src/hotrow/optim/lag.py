@@ -118,8 +118,6 @@ class RowLag:
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
         self.is_busy = False  # whether an operation on rows is running
         self.is_closed = False
-        # The last optimizer; None if the state comes from the disk, and no optimizer has used it.
-        self.optimizer: weakref.ref[object] | None = None
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []

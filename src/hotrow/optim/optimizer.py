@@ -242,6 +242,8 @@ class RowOptimizer(_Optimizer):
                     (self._prepare_lag(lag.table, group) if lag.is_closed else lag, group, batch)
                     for lag, group, batch in pending_steps
                 ])  # fmt: skip
+        for _, table, _ in gradients:
+            table.last_optimizer = weakref.ref(self)
 
     def _dense_step(
         self,
@@ -340,8 +342,7 @@ class RowOptimizer(_Optimizer):
             if not isinstance(state, RowState):
                 state = self.state[table] = RowState(state)
             _match_strides(state, table)
-            lag = RowLag(self.rule, table, group, state)
-            table.lag, lag.optimizer = lag, weakref.ref(self)
+            table.lag = lag = RowLag(self.rule, table, group, state)
         return lag
 
     def table_state(self, table: Table) -> Any:
@@ -351,13 +352,13 @@ class RowOptimizer(_Optimizer):
         if table.backing is not None and is_new:
             lag, state = table.lag, {}
             if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
-                if lag.optimizer is not None and lag.optimizer() is self:
+                if table.last_optimizer is not None and table.last_optimizer() is self:
                     raise HotrowError(
                         "the state of a table on disk was removed from optimizer.state, but it is "
                         "still in the folder",
                         fix="fill the tensors of optimizer.state[weight] with 0 instead",
                     )
-                state, lag.optimizer = lag.state, weakref.ref(self)
+                state, table.last_optimizer = lag.state, weakref.ref(self)
                 warn_of_missing_state(self, lag.slots)
             self.state[table] = state
         return state
@@ -506,6 +507,7 @@ class RowOptimizer(_Optimizer):
             tables |= of_group
         for table in tables.values():
             self._close_lag(table)
+            table.last_optimizer = weakref.ref(self)
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
         states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}

@@ -43,6 +43,8 @@ class Table(nn.Parameter):
 
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
+        last_optimizer: the optimizer from `hotrow.optim` that last took a step or loaded its state,
+            or None.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
         was_copied: whether `convert` copied the values, because other code shared the storage.
@@ -54,6 +56,7 @@ class Table(nn.Parameter):
     """
 
     lag: Lag | None
+    last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
     was_copied: bool = False

@@ -45,8 +45,12 @@ def group_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Param
 def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -> None:
     """Raise an error if this is not the optimizer that trains the weight."""
     shape, lag = tuple(weight.shape), getattr(weight, "lag", None)
+    reference = getattr(weight, "last_optimizer", None)
+    last = None if reference is None else reference()
+    # Without a lag, the last optimizer may still have state.
+    has_state = last is not None and bool(row_tensors(last, weight))
     if optimizer is None:
-        if lag is not None:
+        if lag is not None or has_state:
             raise HotrowError(
                 f"the optimizer that trains the {shape} table has state for each row",
                 fix="pass the optimizer too",
@@ -64,7 +68,9 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
         and isinstance(optimizer, RowOptimizer)
     ):
         optimizer.table_state(weight)  # reads the state from the files if not done yet
-    if isinstance(lag, RowLag) and lag.state is not optimizer.state.get(weight):
+    if (isinstance(lag, RowLag) and lag.state is not optimizer.state.get(weight)) or (
+        has_state and optimizer is not last and not row_tensors(optimizer, weight)
+    ):
         raise HotrowError(
             f"this {name} did not take the last step of the {shape} table",
             fix="pass the optimizer that took the last step",
