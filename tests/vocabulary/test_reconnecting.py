@@ -55,7 +55,8 @@ def step(model, optimizer, rows):
 @pytest.mark.parametrize("library", [hotrow.optim, torch.optim])
 @pytest.mark.parametrize("rows", [9, 4])
 @pytest.mark.parametrize("replace", [replace_layers, replace_data])
-def test_the_state_continues(replace, rows, library):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_the_state_continues(mode, replace, rows, library):
     torch.manual_seed(0)
     first, new = Model(), torch.randn(9, 3)
     results = []
@@ -69,7 +70,8 @@ def test_the_state_continues(replace, rows, library):
             step(model, optimizer, 4)
         if change:
             change(model, rows, new)
-            names = vocabulary.reconnect(model, optimizer)
+            with mode():
+                names = vocabulary.reconnect(model, optimizer)
             assert sorted(names) == ["head.bias", "head.weight", "tokens.weight"]
             assert vocabulary.reconnect(model, optimizer) == []
         else:

@@ -201,6 +201,59 @@ def test_weights_that_cannot_have_a_gradient_change_their_rows():
     assert layer.weight.sum(1).tolist() == [0] * 6 + [2] * 2
 
 
+def change_in_mode(is_table, mode):
+    """Train, change the rows in this mode between backward and step, and return the results."""
+    torch.manual_seed(0)
+    layer = nn.Embedding(4, 2)
+    if is_table:
+        hotrow.convert(layer, min_entries=0)
+    assert isinstance(layer.weight, Table) == is_table
+    optimizer = (hotrow if is_table else torch).optim.Adam(layer.parameters(), lr=0.1)
+    words = vocabulary.Vocabulary(layer, optimizer, keys=["a", "b", "c", "d"])
+
+    def backward():
+        optimizer.zero_grad()
+        layer(words.admit(["a", "c", "d"])).square().sum().backward()
+
+    backward()
+    optimizer.step()
+    backward()
+    with mode():
+        words.admit(["e", "f"])
+        words.evict(5)
+        vocabulary.take(layer, [4, 3, 2, 1, 0], optimizer)
+        vocabulary.resize(layer, 7, optimizer, init=torch.ones(2, 2))
+        vocabulary.resize(layer, 5, optimizer)
+    assert not layer.weight.is_inference()
+    assert not layer.weight.grad.is_inference()
+    optimizer.step()
+    backward()
+    optimizer.step()
+    state = optimizer.state[layer.weight]
+    return words.keys(), layer.weight.detach(), state["exp_avg"], state["exp_avg_sq"]
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("is_table", [True, False])
+def test_rows_change_in_every_mode(is_table, mode):
+    keys, *tensors = change_in_mode(is_table, mode)
+    expected_keys, *expected = change_in_mode(is_table, torch.enable_grad)
+    assert keys == expected_keys
+    assert len(keys) == 5
+    for tensor, other in zip(tensors, expected, strict=True):
+        assert_same_bits(tensor, other)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])
+def test_a_weight_created_in_inference_mode_can_be_trained_after_the_change(mode):
+    with torch.inference_mode():
+        layer = nn.Embedding(4, 2)
+    with mode():
+        vocabulary.resize(layer, 6)
+    layer(torch.tensor([5])).sum().backward()
+    assert layer.weight.grad.sum(1).tolist() == [0, 0, 0, 0, 0, 2]
+
+
 class Tied(nn.Module):
     """A language model whose output head shares the embedding's weight."""
 

@@ -84,7 +84,8 @@ def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | Non
     """
     with torch._C.DisableTorchFunctionSubclass():
         parameter.grad = None
-        if parameter.is_floating_point() or parameter.is_complex():
+        can_have_graph = parameter.is_floating_point() or parameter.is_complex()
+        if can_have_graph and not parameter.is_inference():
             _refuse_old_graph(parameter)
             # Assigning a different dtype makes autograd drop the node for the old shape.
             dtype = torch.float64 if values.dtype != torch.float64 else torch.float32

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,12 @@ from hotrow.vocabulary.states import check_owner, prepare_change
 
 Init = Callable[[Tensor], object] | Tensor
 Complete = Callable[[], None]
+
+
+def leave_inference_mode() -> AbstractContextManager[Any]:
+    """Turn off inference mode, in which new rows would be tensors that can't be trained."""
+    # Outside inference mode, `inference_mode(False)` would turn on gradients.
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 @contextmanager
@@ -45,7 +52,7 @@ def change_rows(
     Raises:
         HotrowError: one of the layers can't change.
     """
-    with PostponedSignals():
+    with leave_inference_mode(), PostponedSignals():
         # Without the lock, because `init` is the caller's function.
         prepare = [_check_change(layers, change, optimizer, init) for layers, change in changes]
         with ExclusiveAccess():

@@ -13,7 +13,7 @@ from hotrow.optim.lag import ExclusiveAccess
 from hotrow.table.autograd import replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import prepare_parameters
+from hotrow.vocabulary.changing import leave_inference_mode, prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
 from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 
@@ -78,7 +78,8 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
                 f"reconnect does not support the sharded {tuple(parameter.shape)} table",
                 fix="resize it with hotrow.vocabulary.resize",
             )
-    with ExclusiveAccess():  # so that a signal or another thread never sees a part of the change
+    # A signal or another thread must never see a part of the change.
+    with leave_inference_mode(), ExclusiveAccess():
         complete: list[tuple[str, Callable[[], None]]] = []
         for old, new in matches:
             change = RowChange(len(old), len(new))
