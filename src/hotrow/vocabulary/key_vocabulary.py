@@ -396,8 +396,8 @@ class Vocabulary:
                 raise HotrowError(
                     f"the table on disk has {found.row_count} rows, but the vocabulary has "
                     f"{len(self)}",
-                    fix="load the keys that were saved together with the table; to load other "
-                    "keys, call hotrow.vocabulary.resize first",
+                    fix="load the keys that were saved together with the table; for a new table, "
+                    "call hotrow.vocabulary.resize first",
                 )
 
     def _fill_unknown(self, keys: Any, rows: Rows) -> None:
