@@ -435,6 +435,34 @@ def test_the_optimizer_is_needed_even_if_no_row_is_stale(close):
     assert vocabulary.resize(layer, 4).num_embeddings == 4
 
 
+def test_the_optimizer_is_needed_after_it_has_loaded_a_state():
+    layers = [hotrow.convert(nn.Embedding(4, 2), min_entries=0) for _ in range(2)]
+    assert all(isinstance(layer.weight, Table) for layer in layers)
+    optimizers = [hotrow.optim.Adam(layer.parameters()) for layer in layers]
+    layers[0](torch.tensor([0, 1])).sum().backward()
+    optimizers[0].step()
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    with pytest.raises(HotrowError, match="has state for each row: pass the optimizer too"):
+        vocabulary.take(layers[1], [3, 2, 1, 0])
+    vocabulary.take(layers[1], [3, 2, 1, 0], optimizers[1])
+    exp_avg = optimizers[1].state[layers[1].weight]["exp_avg"]
+    assert exp_avg.any(1).tolist() == [False, False, True, True]
+
+
+@pytest.mark.filterwarnings("ignore:SGD updates every row")
+def test_an_optimizer_from_torch_can_replace_the_last_optimizer():
+    layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    other = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    for each in (optimizer, other):
+        each.zero_grad()
+        layer.weight.square().sum().backward()
+        each.step()
+    assert vocabulary.resize(layer, 6, other).num_embeddings == 6
+    assert other.state[layer.weight]["momentum_buffer"].shape == (6, 2)
+
+
 def test_no_optimizer_is_needed_if_it_has_no_state_for_rows():
     layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
     assert isinstance(layer.weight, Table)
