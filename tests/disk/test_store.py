@@ -15,7 +15,7 @@ import warnings
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -390,6 +390,52 @@ with disk.open(sys.argv[1]) as store:
         store.save(t)
         print("saved", flush=True)
 """
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Return a list of all flushes, renames and replays of a journal from now on."""
+    found, fsync, rename, apply = [], os.fsync, Folder.rename, journal._Journal.apply
+
+    def record_fsync(descriptor):
+        fsync(descriptor)
+        found.append(f"flush {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+
+    def record_rename(self, name, new_name):
+        rename(self, name, new_name)
+        found.append(f"rename {new_name}")
+
+    def record_apply(self):
+        found.append("replay")
+        apply(self)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(Folder, "rename", record_rename)
+    monkeypatch.setattr(journal._Journal, "apply", record_apply)
+    return found
+
+
+def test_a_journal_is_flushed_again_before_it_is_replayed(tmp_path, events):
+    """The process that wrote the journal may have stopped before it flushed the folder."""
+    with create(tmp_path / "t") as store, patch.object(journal, "replay_journal"):
+        store.save("new")
+    assert events[-1] == "rename journal"
+    events.clear()
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest == "new"
+    assert events[:3] == ["flush journal", "flush t", "replay"]
+
+
+def test_new_files_are_durable_before_the_journal_that_names_them(tmp_path, events):
+    with create(tmp_path / "t") as store:
+        store.save()
+        events.clear()
+        step(store.layer, make("Adam", store.layer), 0)
+        store.save()
+    before = events[: events.index("rename journal")]
+    last = max(index for index, event in enumerate(before) if event.startswith("rename "))
+    assert before[last] == "rename last.checksums.safetensors"
+    assert "flush t" in before[last:]
 
 
 def test_a_killed_process_leaves_a_complete_save(tmp_path):

@@ -1,13 +1,15 @@
 """Write to several files atomically, using a journal.
 
     1. Write all data to `journal.new`, and flush it to disk.
-    2. Rename `journal.new` to `journal`. From this point on, the save is complete.
+    2. Rename `journal.new` to `journal`, and flush the folder. From this point on, the save is
+       complete.
     3. Change the lengths of the files if the number of rows has changed. Write the data to the
        files, and flush them.
     4. Delete `journal`.
 
-If the process or the machine stops before step 2, the files contain the previous save. If either
-stops later, the next process that opens the folder repeats step 3 and continues with step 4.
+If the process or the machine stops before the end of step 2, the folder contains the previous save
+or a complete journal. If either stops later, it contains a complete journal. The next process that
+opens the folder flushes the journal again, repeats step 3 and continues with step 4.
 
 The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of all preceding bytes.
 Each write consists of three numbers (file name length, offset, data length), the file name and the
@@ -69,7 +71,6 @@ def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
             # `replay_journal` would refuse a sparse journal.
             check_not_sparse(file.fileno(), folder.path / JOURNAL)
         folder.rename(new_journal, JOURNAL)
-        folder.flush()
         replay_journal(folder)
     except (OSError, HotrowError) as error:
         with contextlib.suppress(OSError):
@@ -98,6 +99,10 @@ def replay_journal(folder: Folder) -> bool:
     with file:
         journal = _Journal(folder, file)
         journal.check()
+        # Without the journal, a power failure would leave a mixture of two saves. The process that
+        # wrote the journal may have stopped before it flushed the folder.
+        os.fsync(file.fileno())
+        folder.flush()
         journal.apply()
     folder.remove(JOURNAL)
     folder.flush()

@@ -55,6 +55,7 @@ def write_new(folder: Folder, layout: Layout, save: str, values: RowBlocks = ())
 
     _write_file(folder, layout, save, summed_pages())
     _write_file(folder, layout.checksums, save, [sums.data] if sums.any() else ())
+    folder.flush()  # a journal that names these files must not become durable before they do
 
 
 def _write_file(folder: Folder, layout: Layout, save: str, values: Iterable[memoryview]) -> None:
