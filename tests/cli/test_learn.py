@@ -1,6 +1,7 @@
 """Test the page, the output and the exit codes of `hotrow learn`."""
 
 import json
+import os
 import re
 import sys
 import webbrowser
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hotrow import HotrowError
 from hotrow.lesson import times
 from hotrow.lesson.location import cache_folder
 from tests.support.command_line import Run, save_tokenizer
@@ -135,6 +137,41 @@ def test_without_a_writable_cache_a_temporary_folder_is_used(learn: Run, tmp_pat
     path = Path(learn("--print-path").out.strip())
     assert path.is_file()
     assert tmp_path not in path.parents
+    path.unlink()
+    path.parent.rmdir()
+
+
+def test_a_link_in_the_cache_is_replaced_instead_of_its_target(learn: Run, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    cache_folder().mkdir(parents=True)
+    for name in ("learn.html", "times.json"):
+        (cache_folder() / name).symlink_to(outside)
+    assert learn("--print-path").out == f"{cache_folder() / 'learn.html'}\n"
+    times.save_times([times.Timing(10, 4, 3, 2.5, 0.5)])
+    assert outside.read_text() == "precious"
+    assert len(times.load_times()) == 1
+    for name in ("learn.html", "times.json"):
+        assert not (cache_folder() / name).is_symlink()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX permissions")
+@pytest.mark.parametrize(
+    ("change", "why"), [("owner", "belongs to another user"), ("mode", "is writable by all users")]
+)
+def test_a_cache_that_another_user_controls_is_not_used(
+    learn: Run, monkeypatch: pytest.MonkeyPatch, change: str, why: str
+) -> None:
+    cache_folder().mkdir(parents=True)
+    if change == "mode":
+        cache_folder().chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: cache_folder().stat().st_uid + 1)
+    path = Path(learn("--print-path").out.strip())
+    with pytest.raises(HotrowError, match=f"{why}: set XDG_CACHE_HOME to a folder that only you"):
+        times.save_times([times.Timing(10, 4, 3, 2.5, 0.5)])
+    assert path.is_file()
+    assert list(cache_folder().iterdir()) == []
     path.unlink()
     path.parent.rmdir()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -17,15 +18,44 @@ def write_page(text: str, name: str) -> Path:
     A page in the cache folder replaces the previous page of the same name.
     """
     try:
-        # A browser needs an absolute path, but a path from the environment may be relative.
-        folder = cache_folder().resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / name, text)
-        return folder / name
+        return write_cached(text, name)
     except (HotrowError, OSError, RuntimeError):  # RuntimeError: the user has no home folder
         path = Path(tempfile.mkdtemp(prefix="hotrow-")).resolve() / name
         write_text(path, text)
         return path
+
+
+def write_cached(text: str, name: str) -> Path:
+    """Write a file to the cache folder, replacing any file or link of this name; return its path.
+
+    Raises:
+        HotrowError: the file can't be written, or another user controls the folder.
+        OSError: the folder can't be created.
+        RuntimeError: the user has no home folder.
+    """
+    # A browser needs an absolute path, but a path from the environment may be relative.
+    folder = cache_folder().resolve()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(folder)
+    path = folder / name
+    if path.is_symlink():  # `write_text` would replace the file that the link points to
+        path.unlink()
+    write_text(path, text)
+    return path
+
+
+def _check_private(folder: Path) -> None:
+    """Raise an error if another user could choose which files a write changes."""
+    if not hasattr(os, "geteuid"):  # Windows
+        return
+    status = folder.stat()
+    is_foreign, is_shared = status.st_uid != os.geteuid(), bool(status.st_mode & stat.S_IWOTH)
+    if is_foreign or is_shared:
+        why = "belongs to another user" if is_foreign else "is writable by all users"
+        raise HotrowError(
+            f"the cache folder {folder} {why}",
+            fix="set XDG_CACHE_HOME to a folder that only you can write to",
+        )
 
 
 def cache_folder() -> Path:

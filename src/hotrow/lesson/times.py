@@ -9,8 +9,8 @@ from typing import Any
 
 from hotrow.errors import HotrowError
 from hotrow.figures.cost import MAX_MS, MIN_MS, is_time
-from hotrow.inputs.files import MAX_JSON_BYTES, read_text, write_text
-from hotrow.lesson.location import cache_folder
+from hotrow.inputs.files import MAX_JSON_BYTES, read_text
+from hotrow.lesson.location import cache_folder, write_cached
 
 _NAME = "times.json"
 
@@ -79,9 +79,7 @@ def save_times(timings: Iterable[Timing]) -> None:
     """Save the times for the next `hotrow learn`, and keep the saved times for other sizes."""
     by_size = {(each.V, each.D, each.N): each for each in (*load_times(), *timings)}
     content = [asdict(each) for each in by_size.values()]
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / _NAME, json.dumps(content) + "\n")
+    write_cached(json.dumps(content) + "\n", _NAME)
 
 
 def load_times() -> list[Timing]:
