@@ -371,6 +371,17 @@ def test_wrong_types_in_the_record_are_named(folder):
         refuses(folder, f"run.json {text}")
 
 
+@pytest.mark.parametrize("key", ["format", "run", "other"])
+def test_a_nested_record_is_refused_at_any_depth(folder, key):
+    record = json.loads((folder / "run.json").read_bytes())
+    text = json.dumps(record | {key: "nested"})
+    for depth in (500, *range(800, 1000), 100_000):
+        nested = text.replace('"nested"', "[" * depth + "]" * depth)
+        (folder / "run.json").write_text(nested)
+        with pytest.raises(HotrowError, match="run.json (is damaged|has the format)"):
+            disk.open(folder)
+
+
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"])
 def test_an_impossible_path_is_refused(path):
     for function in (disk.open, disk.verify, lambda path: disk.create(path, 2, 2)):

@@ -128,7 +128,7 @@ def parse_record(data: bytes, path: Path) -> Record:
         return _validate(record)
     except HotrowError:
         raise
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # a RecursionError: it is deeply nested
         raise damaged_file(path, str(error)) from None
 
 
