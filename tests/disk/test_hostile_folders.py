@@ -1,6 +1,7 @@
 """Nothing in a folder can make hotrow write outside it, and errors name the wrong file."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from hotrow import HotrowError, disk
+from hotrow.inputs import checkpoint
 from tests.disk.folders import (
     COLUMNS,
     ROWS,
@@ -230,6 +232,22 @@ def test_a_sparse_file_is_refused_without_reading_it(folder, name):
         disk.open(folder)
 
 
+def test_a_rest_that_changes_after_its_checks_is_not_loaded(folder, monkeypatch):
+    buffer = io.BytesIO()
+    torch.save([7, 8], buffer)
+    with disk.open(folder) as store:
+        store.save([1, 2])
+    check = checkpoint._check_program
+
+    def check_and_change(*arguments):
+        check(*arguments)
+        (folder / "rest.pt").write_bytes(buffer.getvalue())
+
+    monkeypatch.setattr(checkpoint, "_check_program", check_and_change)
+    with disk.open(folder) as store:
+        assert store.rest == [1, 2]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_journal_whose_rest_is_a_hole_is_refused_without_reading_it(folder, count):
     size = 1 << 35
@@ -378,7 +396,7 @@ def test_a_nested_record_is_refused_at_any_depth(folder, key):
     for depth in (500, *range(800, 1000), 100_000):
         nested = text.replace('"nested"', "[" * depth + "]" * depth)
         (folder / "run.json").write_text(nested)
-        with pytest.raises(HotrowError, match="run.json (is damaged|has the format)"):
+        with pytest.raises(HotrowError, match=r"run.json (is damaged|has the format)"):
             disk.open(folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -15,7 +15,6 @@ from hotrow.inputs.checkpoint import load_checkpoint
 
 REST_FILE = "rest.pt"
 MAX_REST_BYTES = 1 << 35  # without a limit, reading a sparse rest.pt could take days
-_CHUNK = 1 << 20
 
 
 def serialize_rest(rest: Any) -> bytes:
@@ -58,19 +57,13 @@ def read_rest(folder: Folder, expected: tuple[int, int]) -> Any:
         with folder.open(REST_FILE, "rb") as file:
             # Compare the length first, because reading a huge sparse file could take days.
             has_length = os.fstat(file.fileno()).st_size == expected[0]
-            if not has_length or _describe(file) != expected:
-                raise damaged_file(path, "it does not belong to the last save, or has changed")
-            file.seek(0)
-            return load_checkpoint(file, path)
+            data = file.read(expected[0]) if has_length else b""
     except FileNotFoundError:
         raise damaged_file(path, "it is missing") from None
-
-
-def _describe(file: IO[bytes]) -> tuple[int, int]:
-    length = checksum = 0
-    while data := file.read(_CHUNK):
-        length, checksum = length + len(data), zlib.crc32(data, checksum)
-    return length, checksum
+    if describe_rest(data) != expected:
+        raise damaged_file(path, "it does not belong to the last save, or has changed")
+    # Another program could change the file meanwhile, so load the bytes that were checked.
+    return load_checkpoint(io.BytesIO(data), path)
 
 
 def error_summary(error: Exception) -> str:
