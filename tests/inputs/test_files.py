@@ -256,6 +256,14 @@ def test_written_file_has_the_permissions_of_a_new_file(tmp_path: Path, mask: in
     assert path.read_bytes() == "ä".encode()
 
 
+def test_written_file_is_not_executed_as_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    path.chmod(0o6757)
+    files.write_text(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o757
+
+
 @pytest.mark.parametrize("step", ["fsync", "fchmod", "replace"])
 def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

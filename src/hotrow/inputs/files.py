@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -230,7 +229,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file so that an interruption leaves either the old file or the complete new one.
 
     The data goes to a temporary file in the same folder, which is then renamed to the target. The
-    new file keeps the permissions of the old one.
+    new file keeps the read, write and execute permissions of the old one.
 
     Raises:
         HotrowError: the path can't be written, or another program replaces the temporary file.
@@ -284,7 +283,7 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
             finally:
                 os.close(descriptor)
             check_regular(status, str(path))
-            permissions = stat.S_IMODE(status.st_mode)
+            permissions = status.st_mode & 0o777  # a set-user-ID bit would now apply to this user
         target = Path(path).resolve()
         if target.is_dir():  # for example, because the path is empty
             check_regular(target.stat(), str(path) or "''")
