@@ -5,6 +5,8 @@ import json
 import os
 import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -333,6 +335,34 @@ def test_write_follows_a_symbolic_link(tmp_path: Path) -> None:
     files.write_text(link, "new")
     assert link.is_symlink()
     assert target.read_text() == "new"
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="the system has no /dev/fd")
+def test_open_file_without_a_name_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    with path.open("w") as file:
+        path.unlink()
+        for operation in (files.check_writable, lambda path: files.write_text(path, "new")):
+            with pytest.raises(HotrowError, match="it is an open file that was deleted or renamed"):
+                operation(f"/dev/fd/{file.fileno()}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_file_with_the_output_of_the_command_is_not_replaced(tmp_path: Path, stream: str) -> None:
+    path = tmp_path / "page.html"
+    program = (
+        "import sys; from hotrow.inputs.files import check_writable; "
+        f"print('kept', file=sys.{stream}); check_writable(sys.argv[1])"
+    )
+    for name in [str(path), f"/dev/{stream}"] if os.path.exists("/dev/stdout") else [str(path)]:
+        with path.open("w") as file:
+            outputs: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            command = [sys.executable, "-c", program, name]
+            found = subprocess.run(command, **outputs | {stream: file}, check=False)
+        shown = (found.stdout or b"") + (found.stderr or b"") + path.read_bytes()
+        assert b"the command's own output goes to this file" in shown
+        assert path.read_text().startswith("kept")
 
 
 def test_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -266,7 +267,7 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
     system reject a link that another user has put into a shared folder. Replacing a file doesn't
     trigger that check.
     """
-    permissions = None
+    status = permissions = None
     with _write_errors(path):
         try:
             flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
@@ -285,6 +286,8 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
             check_regular(status, str(path))
             permissions = status.st_mode & 0o777  # a set-user-ID bit would now apply to this user
         target = Path(path).resolve()
+        if status is not None:
+            _check_name(status, target, path)
         if target.is_dir():  # for example, because the path is empty
             check_regular(target.stat(), str(path) or "''")
         if not target.parent.is_dir():
@@ -313,6 +316,26 @@ def _check_new_name(path: str) -> None:
         raise HotrowError(
             f"{path} cannot be written: there is no folder {folder}", fix="create it first"
         )
+
+
+def _check_name(status: os.stat_result, target: Path, path: str | Path) -> None:
+    """Raise `HotrowError` if replacing `target` would not change the file at `path`.
+
+    A path such as /dev/stdout or /proc/self/fd/5 names an open file, which may have been deleted.
+    If the file is standard output, replacing it would lose the command's other output.
+    """
+    if not target.exists():
+        raise HotrowError(
+            f"{path} cannot be written: it is an open file that was deleted or renamed",
+            fix="pass the path of a file in a folder",
+        )
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        with suppress(OSError):  # the stream is closed
+            if stream is not None and os.path.samestat(status, os.fstat(descriptor)):
+                raise HotrowError(
+                    f"{path} cannot be written: the command's own output goes to this file",
+                    fix="write one of them to another file",
+                )
 
 
 @contextmanager
