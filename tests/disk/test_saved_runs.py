@@ -1,5 +1,6 @@
 """The options of the optimizer in a save, and saves that `open` could not read."""
 
+import json
 from unittest import mock
 
 import numpy as np
@@ -10,7 +11,7 @@ import hotrow
 from hotrow import HotrowError, disk
 from hotrow.disk import record as record_module
 from hotrow.disk.folder import Folder
-from tests.disk.folders import snapshot
+from tests.disk.folders import change_record, snapshot
 from tests.support.tolerance import assert_same_bits
 
 ROWS, COLUMNS = 60, 4
@@ -63,6 +64,18 @@ def test_a_schedule_of_numpy_numbers_is_saved(tmp_path):
         schedule.step()
     store.save()
     assert_reopens(store)
+
+
+@pytest.mark.parametrize("code", [float("nan"), float("inf"), -1, 0.5, 99])
+@pytest.mark.parametrize("name", ["ASGD", "NAdam"])
+def test_an_invalid_dtype_of_the_scalars_is_refused(name, code, tmp_path):
+    with disk.create(tmp_path / "t", ROWS, COLUMNS) as store:
+        step(store, getattr(hotrow.optim, name)(store.layer.parameters()))
+        store.save()
+    run = json.loads((tmp_path / "t" / "run.json").read_bytes())["run"]
+    change_record(tmp_path / "t", run=run | {"carried": run["carried"] | {"_dtype": code}})
+    with pytest.raises(HotrowError, match=r"run.json is damaged .'_dtype' in 'carried' is not"):
+        disk.open(tmp_path / "t")
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [[1]], {1}, [None, {"a": 1}], len], ids=str)

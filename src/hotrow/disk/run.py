@@ -12,7 +12,7 @@ from hotrow.disk.record import STEPS, TABLE, Record
 from hotrow.disk.rest import error_summary
 from hotrow.optim.lag import RowLag
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rule import ParamGroup, Rule
+from hotrow.optim.rule import DTYPE_KEY, SCALAR_DTYPES, ParamGroup, Rule
 from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 
@@ -90,6 +90,8 @@ class SavedRun:
         names = scalars.keys() if self.step_count else run["carried"].keys() & scalars.keys()
         if run["carried"].keys() != names or not _are_numbers(run["carried"].values()):
             raise ValueError("'carried' does not contain the scalars of the optimizer")
+        if run["carried"].get(DTYPE_KEY, 0) not in range(len(SCALAR_DTYPES)):
+            raise ValueError(f"{DTYPE_KEY!r} in 'carried' is not the number of a dtype")
         width = len(self._rule.ledger_entry(group, run["start"] + 1, scalars))
         if not all(
             isinstance(entry, list) and len(entry) == width and _are_numbers(entry)
