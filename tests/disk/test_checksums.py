@@ -3,6 +3,7 @@
 import copy
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,15 +17,16 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import hotrow
-from hotrow import HotrowError, disk
+from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk.folder import Folder
 from hotrow.disk.mapped_tensor import MappedTensor
 from hotrow.table.parameter import Table
-from tests.disk.folders import COLUMNS, ROWS, make_folder, read_values, snapshot, train
+from tests.disk.folders import COLUMNS, ROWS, equal, make_folder, read_values, snapshot, train
 from tests.support.paths import ROOT
 
 TENSORS = ["weight", "exp_avg", "exp_avg_sq", "last"]
 MISMATCH = "is damaged .the checksum of rows {} does not match"
+NO_DIGEST = "is damaged .its checksums do not match the digest in its header"
 
 
 @pytest.fixture
@@ -46,6 +48,15 @@ def flip_row(folder, name, row):
         (layout,) = (file.layout for file in store.files() if file.layout.name == name)
     row_bytes = layout.value_bytes // ROWS
     flip(folder / layout.file_name, 4096 + row * row_bytes + 2)
+
+
+def lose_page(folder, name, page=0):
+    """Replace a page of values and its checksum by zeros."""
+    values, sums = (folder / f"{name}{kind}.safetensors" for kind in ("", ".checksums"))
+    for path, begin, size in ((values, page * 4096, 4096), (sums, page * 4, 4)):
+        content = path.read_bytes()
+        size = min(size, len(content) - 4096 - begin)
+        path.write_bytes(content[: 4096 + begin] + bytes(size) + content[4096 + begin + size :])
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -193,9 +204,52 @@ def test_flipped_bits_in_a_header_are_found(folder, name, offset):
 @pytest.mark.parametrize("offset", [4096, 4099])
 def test_flipped_bits_in_the_checksums_are_found(folder, offset):
     flip(folder / "weight.checksums.safetensors", offset)
+    with pytest.raises(HotrowError, match=f"weight.checksums.safetensors {NO_DIGEST}"):
+        disk.open(folder)
     text = r"weight.safetensors is damaged .* does not match the one in weight.checksums.safetens"
-    with pytest.raises(HotrowError, match=text):
-        disk.verify(folder)
+    with disk.open(folder, verify=False) as store, pytest.raises(HotrowError, match=text):
+        store.files()[0].check_rows(None)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_page_that_is_lost_together_with_its_checksum_is_found(folder, name):
+    """Both are zero, for example after an interrupted copy, so they match each other."""
+    lose_page(folder, name)
+    before = snapshot(folder)
+    for operation in (disk.open, disk.verify):
+        with pytest.raises(HotrowError, match=rf"{name}.checksums.safetensors {NO_DIGEST}"):
+            operation(folder)
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("rows", [None, ROWS + 900, ROWS // 3])
+def test_a_save_does_not_hide_a_lost_page(folder, rows):
+    with disk.open(folder) as store:
+        lose_page(folder, "weight", page=0)
+        if rows is not None:
+            optimizer = hotrow.optim.Adam(store.layer.parameters(), lr=0.05)
+            vocabulary.resize(store.layer, rows, optimizer)
+        with torch.no_grad():
+            store.layer.weight[220:] = 1.0  # on the other pages
+        store.save()
+    with pytest.raises(HotrowError, match=rf"weight.checksums.safetensors {NO_DIGEST}"):
+        disk.open(folder)
+
+
+def test_a_folder_without_digests_is_read_and_gets_them(folder):
+    """Earlier versions wrote the same format without digests."""
+    for path in folder.glob("*.checksums.safetensors"):
+        content = path.read_bytes()
+        changed = re.sub(rb', "digest": "[0-9a-f]{16}"', b"", content[:4096])
+        path.write_bytes(changed.ljust(4096) + content[4096:])
+        assert len(changed) < 4096
+    expected = read_values(folder)
+    with disk.open(folder) as store:
+        store.save()
+    assert equal(read_values(folder), expected)
+    lose_page(folder, "weight")
+    with pytest.raises(HotrowError, match=NO_DIGEST):
+        disk.open(folder)
 
 
 def test_flipped_bits_in_the_other_files_are_found(folder):

@@ -1,7 +1,8 @@
 """The files of a tensor: one safetensors file with its values, and one with their checksums.
 
 Each file starts with a one-page header that names the format and the save that wrote the file. The
-values begin at the next page and end with the file, so adding rows only extends the files.
+values begin at the next page and end with the file, so adding rows only extends the files. The
+header of a file of checksums also contains their digest; see `mapped_tensor`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_BYTES = 1 << 60  # the maximum size of the values in a file
 _SECTOR = 512  # a disk writes each sector completely or not at all
+_DIGEST = re.compile(rb'"digest": "([0-9a-f]{16})"')
 
 
 @dataclass(frozen=True)
@@ -74,19 +77,36 @@ class Layout:
         """Return a copy of the layout with this number of rows."""
         return dataclasses.replace(self, shape=(rows, *self.shape[1:]))
 
-    def header(self, save: str) -> bytes:
-        """Return the header of the file, which fills the first page."""
+    def header(self, save: str, digest: int | None = None) -> bytes:
+        """Return the header of the file, which fills the first page.
+
+        Arguments:
+            save: the name of the save that writes the file.
+            digest: the digest of the checksums in the file, if it contains checksums.
+        """
         tensor = {
             "dtype": DTYPE_NAMES[self.dtype],
             "shape": self.shape,
             "data_offsets": [0, self.value_bytes],
         }
-        header = {"__metadata__": {"format": FORMAT, "save": save}, self.name: tensor}
+        metadata = {"format": FORMAT, "save": save}
+        if digest is not None:
+            metadata["digest"] = f"{digest:016x}"
+        header = {"__metadata__": metadata, self.name: tensor}
         return struct.pack("<Q", PAGE - 8) + json.dumps(header).encode().ljust(PAGE - 8)
 
     def describe(self) -> str:
         """Describe the shape and dtype for an error message."""
         return f"{' x '.join(map(str, self.shape))} {self.dtype}"
+
+
+def read_digest(header: bytes) -> int | None:
+    """Return the digest in a header, or None if it contains none.
+
+    The files of values, and files of checksums from earlier versions, have no digest.
+    """
+    found = _DIGEST.search(header, 0, _SECTOR)
+    return int(found[1], 16) if found else None
 
 
 def check_file(folder: Folder, versions: Iterable[tuple[Layout, str]]) -> None:
@@ -112,7 +132,8 @@ def check_file(folder: Folder, versions: Iterable[tuple[Layout, str]]) -> None:
     sizes = [each.file_bytes for each, _ in versions]
     if not min(sizes) <= size <= max(sizes):
         raise damaged_file(path, f"it has {size:,} bytes instead of {layout.file_bytes:,}")
-    headers = [each.header(save) for each, save in versions]
+    # `MappedTensor` compares the digest with the checksums.
+    headers = [each.header(save, read_digest(found)) for each, save in versions]
     for begin in range(0, PAGE, _SECTOR):
         sector = slice(begin, begin + _SECTOR)
         if found[sector] not in [header[sector] for header in headers]:
@@ -123,7 +144,7 @@ def _header_problem(found: bytes, layout: Layout) -> str:
     """Describe what is wrong with a header."""
     try:
         save = json.loads(found[8:])["__metadata__"]["save"]
-        if isinstance(save, str) and found == layout.header(save):
+        if isinstance(save, str) and found == layout.header(save, read_digest(found)):
             return "it is not from the same save as the other files in the folder"
     except (ValueError, KeyError, TypeError, RecursionError):
         pass

@@ -2,6 +2,10 @@
 
 Each checksum is the CRC-32 of the page XORed with the CRC-32 of a page of zeros. So a page of zeros
 has the checksum 0, and the checksums of a new sparse file don't have to be written.
+
+But if a disk or a copy loses both a page and its checksum, both are zero and match. So the header
+of the checksums contains their digest, the sum of (2 n + 1) times the checksum of page n, modulo
+2^64. Each save updates the digest for the changed pages, and `open` compares it with the checksums.
 """
 
 from __future__ import annotations
@@ -19,13 +23,14 @@ from torch import Tensor
 
 from hotrow.disk.folder import Folder, damaged_file, flush
 from hotrow.disk.journal import FileWrite
-from hotrow.disk.layout import PAGE, Layout
+from hotrow.disk.layout import PAGE, Layout, read_digest
 from hotrow.disk.mapped_file import MappedFile
 from hotrow.errors import HotrowError
 
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
 _CHUNK_PAGES = 256  # the number of pages that are read or compared at once
 _HOLE_PAGES = 1 << 20  # the number of pages in a hole that are checked at once
+_DIGEST_LIMIT = 1 << 64
 _BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
 
 RowBlocks = Iterable[Tensor]  # blocks of rows, in order
@@ -53,16 +58,19 @@ def write_new(folder: Folder, layout: Layout, save: str, values: RowBlocks = ())
             sums[number] = _checksum(page)
             yield page
 
-    _write_file(folder, layout, save, summed_pages())
-    _write_file(folder, layout.checksums, save, [sums.data] if sums.any() else ())
+    _write_file(folder, layout, layout.header(save), summed_pages())
+    header = layout.checksums.header(save, _digest(sums))
+    _write_file(folder, layout.checksums, header, [sums.data] if sums.any() else ())
     folder.flush()  # a journal that names these files must not become durable before they do
 
 
-def _write_file(folder: Folder, layout: Layout, save: str, values: Iterable[memoryview]) -> None:
+def _write_file(
+    folder: Folder, layout: Layout, header: bytes, values: Iterable[memoryview]
+) -> None:
     new_name = f"{layout.file_name}.new"
     try:
         with folder.create(new_name) as file:
-            file.write(layout.header(save))
+            file.write(header)
             file.truncate(layout.file_bytes)
             folder.reserve(file, layout.file_bytes)
             file.writelines(values)
@@ -101,6 +109,12 @@ def _zero_checksum(length: int) -> int:
     return _zero_checksums[length]
 
 
+def _digest(checksums: NDArray[np.uint32], first: int = 0) -> int:
+    """Return the digest of the checksums of consecutive pages, from page `first` on."""
+    weights = 2 * np.arange(first, first + len(checksums), dtype=np.uint64) + 1
+    return int(np.dot(weights, checksums.astype(np.uint64)))  # modulo 2^64
+
+
 class MappedTensor:
     """A memory-mapped tensor from files that `write_new` created.
 
@@ -115,6 +129,7 @@ class MappedTensor:
         self.largest = largest
         self.file, sums_file = (MappedFile(folder, each) for each in layout.files)
         self._set_sums_file(sums_file)
+        self._digest = read_digest(sums_file.bytes[:PAGE].tobytes())
         self._is_checked = np.zeros(layout.page_count, np.bool_)
         self._all_checked = False
 
@@ -157,6 +172,9 @@ class MappedTensor:
         """Return this tensor with this many rows; see `MappedFile.resized`."""
         layout, result = self.layout.with_rows(rows), copy.copy(self)
         result.file = self.file.resized(layout)
+        if self._digest is not None:  # the checksums of added pages are zeros
+            removed = _digest(self._checksums[layout.page_count :], layout.page_count)
+            result._digest = (self._digest - removed) % _DIGEST_LIMIT
         result._set_sums_file(self._sums_file.resized(layout.checksums))
         # Pages that begin after the old rows contain nothing to check.
         old_count = min(self.layout.page_count, layout.page_count)
@@ -174,6 +192,24 @@ class MappedTensor:
         return result
 
     # --- Checks ----------------------------------------------------------------------------------
+
+    def check_digest(self) -> None:
+        """Check the checksums, without reading the holes in a sparse file.
+
+        Raises:
+            HotrowError: the digest of the checksums does not match them.
+        """
+        file, position, digest = self._sums_file, 0, 0
+        while position < file.saved.page_count:
+            first, position = file.next_data(position)
+            for begin in range(first, position, _CHUNK_PAGES):
+                data = file.read(begin, min(begin + _CHUNK_PAGES, position))
+                digest += _digest(np.frombuffer(data, np.uint32), begin * PAGE // 4)
+        digest %= _DIGEST_LIMIT
+        if self._digest is None:  # from an earlier version
+            self._digest = digest
+        if digest != self._digest:
+            raise damaged_file(file.path, "its checksums do not match the digest in its header")
 
     def check_rows(self, rows: NDArray[np.int64] | None) -> None:
         """Check the pages of these rows, or of all rows, that have not been checked yet.
@@ -276,14 +312,18 @@ class MappedTensor:
         for number in numbers.tolist():
             data = self.file.page(number + 1)
             checksum = _checksum(data)
-            if self._checksums[number] != checksum:
+            change = checksum - int(self._checksums[number])
+            if change:
                 self._checksums[number] = checksum
+                if self._digest is not None:
+                    self._digest = (self._digest + (2 * number + 1) * change) % _DIGEST_LIMIT
             if number < old_count or data.count(0) < len(data):  # added pages are zeros
                 yield self.layout.file_name, (number + 1) * PAGE, data
         for number in self._sums_file.written_pages().tolist():
             yield self._sums_file.layout.file_name, number * PAGE, self._sums_file.page(number)
-        for layout in self.layout.files:
-            yield layout.file_name, 0, layout.header(save)
+        yield self.layout.file_name, 0, self.layout.header(save)
+        sums = self.layout.checksums
+        yield sums.file_name, 0, sums.header(save, self._digest)
 
     def map_saved(self) -> None:
         """Discard the changed pages in memory, so that the next read comes from the files."""

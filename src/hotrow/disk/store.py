@@ -62,8 +62,8 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
             uses the page raises the error.
 
     Cost: `open` reads no rows. After an interrupted save, `open` applies the journal once. With
-    `verify`, each page of 4,096 bytes is read and checked before its first use. This takes a few
-    microseconds.
+    `verify`, `open` reads all checksums, 4 bytes for each page of 4,096 bytes. Each page is read
+    and checked before its first use, which takes a few microseconds.
 
     >>> import tempfile, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -182,6 +182,9 @@ class Store:
             )
             for name, layout in record.tensors.items()
         }
+        for name, file in self._files.items():
+            if self._verify or name == STEPS:
+                file.check_digest()
         self._new_files = _NewFiles()
         self.layer = self._make_layer()
         self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # for each row
