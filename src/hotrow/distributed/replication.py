@@ -157,6 +157,6 @@ class _Replicas:
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.ranks.group)
         any_ended, any_settled = flags.tolist()
         if table.lag is not None and any_ended:
-            table.lag.close()
+            table.close_lag()
         elif any_settled:
             table.settle()

@@ -231,7 +231,7 @@ class RowOptimizer(_Optimizer):
                 continue
             if not isinstance(gradient, RowGradient):
                 table.dense_step = table.dense_step or self._count
-            self._close_lag(table)
+            table.close_lag()
             dense.append((group, table, gradient))
         if dense or self._has_other_gradients():
             self._dense_step(gradients, dense)
@@ -338,7 +338,7 @@ class RowOptimizer(_Optimizer):
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
         with ExclusiveAccess():
-            self._close_lag(table)  # the lag belongs to another optimizer or has other options
+            table.close_lag()  # the lag belongs to another optimizer or has other options
             if not isinstance(state, RowState):
                 state = self.state[table] = RowState(state)
             _match_strides(state, table)
@@ -363,12 +363,6 @@ class RowOptimizer(_Optimizer):
             self.state[table] = state
         return state
 
-    @staticmethod
-    def _close_lag(table: Table) -> None:
-        lag = table.lag
-        if lag is not None:
-            lag.close()
-
     @contextmanager
     def _closed_lags(self) -> Iterator[None]:
         """Close all lags, and afterwards open new ones for tables on disk, as saves need them.
@@ -381,7 +375,7 @@ class RowOptimizer(_Optimizer):
                 if table.backing is not None and table.lag is not None:
                     self.table_state(table)
                     on_disk.append((group, table))
-                self._close_lag(table)
+                table.close_lag()
             try:
                 yield
             finally:
@@ -506,7 +500,7 @@ class RowOptimizer(_Optimizer):
                 check_state(key, state, table, slots)
             tables |= of_group
         for table in tables.values():
-            self._close_lag(table)
+            table.close_lag()
             table.last_optimizer = weakref.ref(self)
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
         states = {

@@ -127,9 +127,7 @@ class Table(nn.Parameter):
         """
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
-            lag = self.lag
-            if lag is not None:
-                lag.close()
+            self.close_lag()
             with torch._C.DisableTorchFunctionSubclass():
                 set_strides(self, strides)
                 if type(self.grad) is Tensor:
@@ -149,6 +147,12 @@ class Table(nn.Parameter):
             lag.settle(rows)
         finally:
             set_trace(trace)
+
+    def close_lag(self) -> None:
+        """Settle all rows, so that the next step starts a new lag."""
+        lag = self.lag
+        if lag is not None:  # another thread may close it at any time
+            lag.close()
 
     def check_files(self, rows: Tensor | None = None) -> None:
         """Check that the files of these rows, or of all rows if `rows` is None, are undamaged.
@@ -230,9 +234,8 @@ class Table(nn.Parameter):
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
             table.settle()
-            lag = table.lag
-            if func == _SET_DATA and lag is not None:
-                lag.close()  # the next step starts from the new storage
+            if func == _SET_DATA:
+                table.close_lag()  # the next step starts from the new storage
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):
