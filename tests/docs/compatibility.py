@@ -839,7 +839,8 @@ def _() -> None:
     MODEL,
     "`nn.Parameter(table)`, `nn.Embedding.from_pretrained(table)`",
     WORKS,
-    "The new parameter shares the table's values, so every step settles all rows.",
+    "The new parameter shares the table's values, so every step settles all rows. If one optimizer "
+    "trains both parameters, both take torch's dense step.",
 )
 def _() -> None:
     model = converted()

@@ -53,7 +53,8 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
 
     Returns:
         The open store. To continue training, create an optimizer of the same class with the same
-        options. The optimizer continues from the saved state.
+        options. The optimizer continues from the saved state, and so does every later optimizer
+        of this class, even before the next `open`.
 
     Raises:
         HotrowError: the folder does not exist, a file of the last save is missing, damaged or part
