@@ -8,6 +8,7 @@ from torch import nn
 
 import hotrow
 from hotrow import HotrowError
+from hotrow.optim import dense_steps
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
@@ -60,6 +61,20 @@ def test_parameters_that_share_memory_step_one_after_the_other(name, share, is_r
             optimizer.step()
         results.append(torch.stack([a.weight.detach(), b.weight.detach()]))
     assert_same_bits(*results)
+
+
+def test_memory_is_compared_only_if_it_is_shared(monkeypatch):
+    a, b = pair(torch.randn(6, 3))
+    compared = []
+    overlaps = dense_steps._overlaps
+    monkeypatch.setattr(dense_steps, "_overlaps", lambda *p: compared.append(p) or overlaps(*p))
+    optimizer = hotrow.optim.AdamW([a.weight, b.weight])
+    for t in range(4):
+        optimizer.zero_grad()
+        (a(torch.tensor([1])).sum() + b(torch.tensor([2])).sum()).backward()
+        alias = a.weight.data if t == 3 else None
+        optimizer.step()
+        assert bool(compared) == (t == 3), alias
 
 
 def test_slices_of_one_buffer_that_do_not_overlap_take_row_steps():

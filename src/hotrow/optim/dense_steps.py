@@ -48,10 +48,11 @@ def find_reasons(
 
 def _check_gradient(gradient: Tensor, table: Table) -> None:
     """Raise an error if the table was changed after the gradient was computed."""
+    dtype = table.grad_dtype or gradient.dtype
     for prop, actual, expected in (
         ("shape", gradient.shape, table.shape),
         ("device", gradient.device, table.device),
-        ("dtype", gradient.dtype, table.grad_dtype or gradient.dtype),
+        ("dtype", gradient.dtype, dtype),
     ):
         if actual != expected:
             size = " x ".join(map(str, table.shape))
@@ -87,7 +88,7 @@ def _find_reason(
 def _is_shared(table: Table) -> bool:
     """Return whether anything else refers to the table's storage."""
     lag = table.lag
-    return storage_use_count(table) > 1 + (lag.storage_uses if isinstance(lag, RowLag) else 0)
+    return lag.is_shared if isinstance(lag, RowLag) else storage_use_count(table) > 1
 
 
 def _overlaps(table: Tensor, other: Tensor) -> bool:

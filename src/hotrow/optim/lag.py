@@ -192,9 +192,12 @@ class RowLag:
         self._updater, self._expected_uses, self.captured = None, [], None
 
     @property
-    def storage_uses(self) -> int:
-        """The number of this lag's own references to the table's storage."""
-        return 1 if self._updater is None else 2
+    def is_shared(self) -> bool:
+        """Return whether anything else refers to the table's storage."""
+        if self._expected_uses:
+            uses, expected = self._expected_uses[0]
+            return uses.count() > expected
+        return storage_use_count(self.values) > 2  # the table and `values`
 
     @property
     def has_stale_rows(self) -> bool:
