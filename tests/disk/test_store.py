@@ -945,3 +945,61 @@ def test_rows_can_be_added_after_the_state_was_read(tmp_path, name, reopens):
         for each in ((store.layer, optimizer), (dense, expected)):
             train(*each)
         torch.testing.assert_close(store.layer.weight.detach()[:10], dense.weight.detach()[:10])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda w: w[:1].expand_as(w), lambda w: w.t(), torch._neg_view],
+    ids=["expanded", "transposed", "negative"],
+)
+def test_a_view_of_the_mapped_values_is_not_saved_as_if_it_were_these_values(tmp_path, view):
+    with disk.create(tmp_path / "t", 40, 40, fill=lambda block: block.normal_()) as store:
+        weight = store.layer.weight
+        weight.data = view(weight.data)
+        expected = store.layer(torch.arange(40)).detach().clone()
+        with pytest.raises(HotrowError, match=r"other view of its own memory-mapped values"):
+            store.save()
+        weight.data = weight.data.clone()
+        store.save()
+        assert_same_bits(store.layer(torch.arange(40)).detach(), expected)
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), expected)
+
+
+@pytest.mark.parametrize("read", [lambda o: o.state_dict(), copy.deepcopy], ids=["dict", "copy"])
+@pytest.mark.parametrize("names", [("Adam", "Adagrad"), ("SGD", "Adam")])
+def test_reading_an_earlier_optimizer_does_not_change_what_is_saved(tmp_path, names, read):
+    first, second = names
+    store = create(tmp_path / "t")
+    old, new = make(first, store.layer), make(second, store.layer)
+    for t in range(3):
+        step(store.layer, old, t)
+    for t in range(3, 6):
+        step(store.layer, new, t)
+    read(old)
+    expected = copy.deepcopy(new.state_dict()["state"][0])
+    store.save()
+    store.close()
+    with disk.open(tmp_path / "t") as store:
+        found = make(second, store.layer).state_dict()["state"][0]
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same_bits(torch.as_tensor(found[key]), torch.as_tensor(value))
+
+
+def test_a_damaged_table_does_not_stop_the_save_of_another_table(tmp_path):
+    stores = [create(tmp_path / name) for name in ("a", "b")]
+    parameters = [store.layer.weight for store in stores]
+    optimizer = hotrow.optim.Adam(parameters, lr=0.1)
+    for t in range(2):
+        optimizer.zero_grad()
+        sum(store.layer(torch.tensor([t, 5])).sum() for store in stores).backward()
+        optimizer.step()
+    with (
+        patch.object(parameters[1].lag, "settle_all", side_effect=HotrowError("damaged")),
+        pytest.raises(HotrowError, match="damaged"),
+    ):
+        optimizer.state_dict()
+    stores[0].save()
+    for store in stores:
+        store.close()

@@ -703,9 +703,12 @@ def test_write_into_a_leaf_raises_as_in_torch(write):
 def test_no_grad_write_into_a_view_of_a_leaf():
     results = []
     for x in twins(requires_grad=True):
+        y = x.reshape(-1)
         with torch.no_grad():
             x[:, ::2].add_(1)
             x.diagonal().mul_(2)
+            y.mul_(2)
+        assert y.sum() == to_dense(y).sum()
         x.cumsum(-1).pow(2).sum().backward()
         results.append((to_dense(x).detach(), x.grad))
     assert_values(results[1], results[0])
@@ -857,6 +860,12 @@ def test_other_dtypes(dtype):
     torch.func.jacrev(lambda w: (x @ w).sum(0))(W)
     torch.func.jvp(lambda w: x @ w, (W,), (W,))[1]
     torch.func.hessian(lambda w: (x @ w).pow(2).sum())(W)
+    torch.vmap(lambda i: x[i])(torch.arange(2))
+    torch.vmap(lambda i: x[i, :, :2])(torch.arange(2))
+    torch.vmap(lambda i: x.index_select(0, i[None]))(torch.arange(2))
+    torch.vmap(lambda i: x[torch.stack([i, i])])(torch.arange(2))
+    torch.vmap(lambda w: x.select(0, torch.tensor(1)) @ w)(torch.stack([W, W]))
+    torch.func.grad(lambda w: (x.narrow(0, torch.tensor(1), 1) @ w).sum())(W)
     """
 )
 def test_function_transforms(run):

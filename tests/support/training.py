@@ -265,6 +265,7 @@ EXTREME_ROWS = [
     ("RMSprop", {"alpha": 1e-3}, "overflow"),
     ("Adadelta", {"rho": 1e-3}, "overflow"),
     ("Adamax", {"betas": (1e-4, 1e-3)}, "overflow"),
+    ("RAdam", {"lr": 0.01, "betas": (0.5, 0.5)}, "overflow"),
 ]
 
 

@@ -147,13 +147,29 @@ class MappedTensor:
         values = self.file.bytes[PAGE:].view(NUMPY_DTYPES[self.layout.dtype])
         return torch.from_numpy(values.reshape(self.layout.shape))
 
+    def is_tensor(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has the mapped values, in the same memory and order."""
+        mapped = self.tensor()
+        is_same = tensor.data_ptr() == mapped.data_ptr() and tensor.shape == mapped.shape
+        return is_same and tensor.is_contiguous() and not tensor.is_neg()
+
     def update(self, tensor: Tensor) -> None:
         """Copy the values of a tensor, unless it already uses the mapped memory.
 
         Write only the pages that differ, because a save writes all pages that were written.
+
+        Raises:
+            HotrowError: the tensor is another view of the mapped memory, which would change too.
         """
-        if tensor.data_ptr() == self.tensor().data_ptr():
+        if self.is_tensor(tensor):
             return
+        mapped = self.tensor()
+        if 0 <= tensor.data_ptr() - mapped.data_ptr() < mapped.nbytes:
+            raise HotrowError(
+                f"{self.layout.name} is a transposed, expanded or other view of its own "
+                "memory-mapped values, so it cannot be saved",
+                fix="assign a copy of the view, made with .clone(), for example to weight.data",
+            )
         target = self.file.bytes[PAGE:]
         source = tensor.contiguous().numpy().reshape(-1).view(np.uint8)
         for begin in range(0, len(target), _CHUNK_PAGES * PAGE):

@@ -286,13 +286,12 @@ class Store:
     def store_slot(self, name: str, values: Tensor) -> Tensor:
         """Return a (V, D) state tensor for the optimizer, with these values."""
         table = self._files[TABLE].layout
-        if name in self._files:
-            slot = self._files[name].tensor()
-        else:
-            slot = self._create_file(Layout(name, table.shape, table.dtype))
-        if slot.data_ptr() == values.data_ptr():
+        if name not in self._files:
+            return self._create_file(Layout(name, table.shape, table.dtype)).copy_(values)
+        file = self._files[name]
+        if file.is_tensor(values):
             return values  # another tensor with its own storage would hide aliases of this one
-        return slot.copy_(values)
+        return file.tensor().copy_(values.clone())  # the values may be in the same memory
 
     def row_steps(self) -> Tensor:
         """Return the (V,) int32 tensor with each row's last step: the saved steps, or zeros.

@@ -36,13 +36,13 @@ class ZerosProxy(torch.autograd.Function):
 
 
 class ConnectLeaf(torch.autograd.Function):
-    """Make the gradient of a leaf one-hot's dense values flow to the one-hot."""
+    """Make the gradient of dense values flow to a leaf one-hot, or to another dense tensor."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, x: Tensor, is_leaf: bool) -> Tensor:
+    def forward(ctx: Any, values: Tensor, source: Tensor, refuses_writes: bool) -> Tensor:
         """Return a tensor that shares the memory and the version counter of `values`."""
         # Autograd forbids in-place changes of a view that a function returns, and of its views.
-        return values.view_as(values) if is_leaf else values.detach()
+        return values.view_as(values) if refuses_writes else values.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:

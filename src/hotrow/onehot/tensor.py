@@ -328,19 +328,22 @@ class OneHot(RuleTensor):
             return self.is_grad_leaf
         return self.needs_grad and self._parent[0].is_leaf_or_view_of_leaf
 
-    def materialize(self, permanent: bool = False) -> Tensor:
+    def materialize(self, permanent: bool = False, for_view: bool = False) -> Tensor:
         """Return the dense tensor that this tensor represents; all results share memory.
 
         Writing to the dense tensor also changes this tensor and, if this tensor is a view, its
         parent. With `permanent=True`, the dense tensor permanently replaces the parts, even if
         nothing is written to it.
+
+        While autograd records operations, it refuses writes to the dense tensor of a leaf. With
+        `for_view=True`, it doesn't, because the rules refuse writes to a view of a leaf.
         """
         is_modified = self.is_modified
         if is_compiling() and not (permanent or is_modified):
             return self.compute_dense()  # torch.compile eliminates repeated work
         if not is_compiling() and transform_level() > self._level:
             with at_transform_level(self._level):
-                return self.materialize(permanent)
+                return self.materialize(permanent, for_view)
         if self._dense is None:
             # Without the modes, a search for one-hots would find the tensors created here.
             with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunction():
@@ -348,19 +351,21 @@ class OneHot(RuleTensor):
                     self._dense = self.compute_dense()
                 else:
                     parent, view = self._parent
-                    self._dense = view(parent.materialize(permanent and is_compiling()))
+                    self._dense = view(parent.materialize(permanent and is_compiling(), True))
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
         if permanent:
             self._dense_version = None
             if self._parent is not None:
                 self._parent[0].materialize(permanent=True)
-        if not self.has_own_grad:
+        refuses_writes = not for_view and torch.is_grad_enabled() and self.is_leaf_or_view_of_leaf
+        if not (self.has_own_grad or refuses_writes):
             return self._dense
         # If self stored the connected tensor, the two would keep each other alive forever.
+        source = self if self.has_own_grad else self._dense
         with torch.enable_grad():
             connected: Tensor = ConnectLeaf.apply(  # type: ignore[no-untyped-call]
-                self._dense.detach(), self, self.is_grad_leaf
+                self._dense.detach(), source, refuses_writes
             )
         return connected
 

@@ -371,12 +371,16 @@ class RowOptimizer(_Optimizer):
         """
         on_disk = []
         with ExclusiveAccess():
-            for group, table in self._tables():
-                if table.backing is not None and table.lag is not None:
-                    self.table_state(table)
-                    on_disk.append((group, table))
-                table.close_lag()
             try:
+                for group, table in self._tables():
+                    lag = table.lag
+                    if table.backing is not None and isinstance(lag, RowLag):
+                        if self.table_state(table) is not lag.state:
+                            table.settle()  # the lag belongs to another optimizer
+                            continue
+                        on_disk.append((group, table))
+                    lag = None  # it refers to the table's memory
+                    table.close_lag()
                 yield
             finally:
                 for group, table in on_disk:

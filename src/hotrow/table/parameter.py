@@ -361,18 +361,19 @@ def find_table(tensor: Tensor) -> Table | None:
     if isinstance(tensor, Table):
         return tensor
     pointer = tensor.data_ptr()
-    matches = (table for table in list(_tables.values()) if table.raw_data.data_ptr() == pointer)
+    matches = (table for table in all_tables() if table.raw_data.data_ptr() == pointer)
     return next(matches, None) if pointer else None
 
 
 def frozen_tables() -> list[Table]:
     """Return the tables in this process that have frozen rows."""
-    return [table for table in list(_tables.values()) if table.frozen is not None]
+    return [table for table in all_tables() if table.frozen is not None]
 
 
 def all_tables() -> list[Table]:
     """Return all tables in this process."""
-    return list(_tables.values())
+    # Another thread may add a table, which `_tables.values()` doesn't allow.
+    return [table for reference in _tables.valuerefs() if (table := reference()) is not None]
 
 
 def table_count() -> int:

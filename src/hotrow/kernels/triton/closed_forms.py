@@ -49,6 +49,7 @@ def advance_series(
         remainder, tolerance = tl.load(row + REMAINDER), tl.load(numbers + 4)
         center, eps = tl.load(row + CENTER).to(dtype), tl.load(numbers + 3).to(dtype)
         one = tl.full(w.shape, 1, dtype)
+        top = tl.where(center != 0, top, one)  # otherwise, the denominator is eps
         is_exact = remainder <= tolerance * tl.load(row)
         if not is_exact:
             bound, limit = remainder.to(dtype), tolerance.to(dtype)

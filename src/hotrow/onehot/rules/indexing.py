@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from hotrow.table.nested import find_instances, map_instances
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     if func.__name__ != "index_select":
         args, kwargs = map_instances((args, kwargs), Tensor, _as_int)
+    indices = list(find_instances((args, kwargs), Tensor))
+    if _are_unreadable(indices) or (indices and func.__name__ != "index_select"):
+        return NotImplemented
     meta_args, meta_kwargs = map_instances((args, kwargs), Tensor, lambda t: t.to("meta"))
     out = func(meta_tensor(x), *meta_args, **meta_kwargs)
     dims = kwargs.get("dim", kwargs.get("dims", _positional_dim(func.__name__, args)))
@@ -38,7 +41,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
         return func(t, *args, **kwargs)
 
     if isinstance(out, Tensor):
-        return map_batch(x, out, transform, transform, list(find_instances((args, kwargs), Tensor)))
+        return map_batch(x, out, transform, transform, indices)
     # Autograd doesn't allow in-place changes of the views that `unbind` and `split` return.
     pieces: list[OneHot] = []
     (dim,), start = dims, 0
@@ -156,6 +159,8 @@ def _(func: Any, x: Any, index: Any) -> Any:
     if any(True for _ in find_instances(index, OneHot)):
         return select(x, index)
     indices = tuple(map(_as_int, index)) if isinstance(index, tuple) else (_as_int(index),)
+    if _are_unreadable(indices):
+        return NotImplemented
     if len(indices) == len(x.sizes) == 2 and isinstance(indices[1], Tensor):
         rows, ids = indices
         if is_range(rows, x.sizes[0]) and ids.ndim == 1:  # x[arange(N), ids]
@@ -222,6 +227,12 @@ def _entries_at(x: OneHot, ids: Tensor) -> Any:
     if isinstance(part, RunningCount):
         return gather(x, ids, x.axis_layout)
     return NotImplemented
+
+
+def _are_unreadable(indices: Iterable[Any]) -> bool:
+    """Return whether a `torch.func` transform, such as `vmap`, wraps an index."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(isinstance(each, Tensor) and is_wrapped(each) for each in indices)
 
 
 def _as_int(index: Any) -> Any:

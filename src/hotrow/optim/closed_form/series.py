@@ -114,11 +114,13 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
             behind += tops[j] < squares[j]
         if behind:
             return t
+    has_root = center != 0  # otherwise, the denominator is eps; an infinite v times 0 would be NaN
     if factors[REMAINDER] != 0:
         remainder, tolerance = cast(factors[REMAINDER]), cast(tolerance)
         inexact = 0  # counting over all columns without an early exit lets LLVM vectorize the loop
         for j in range(len(w)):
-            inexact += is_inexact(w[j], means[j], tops[j], one, eps, center, remainder, tolerance)
+            top = tops[j] if has_root else one
+            inexact += is_inexact(w[j], means[j], top, one, eps, center, remainder, tolerance)
         if inexact:
             return t
     row = cast(factors[LOG_FACTOR]), cast(factors[SHRINK]), cast(factors[SHRINK2]), center
@@ -126,7 +128,8 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
     high = cast(factors[5]), cast(factors[6]), cast(factors[7]), cast(factors[8]), cast(factors[9])
     terms = low + high
     for j in range(len(w)):
-        new = apply_series(w[j], means[j], squares[j], tops[j], one, eps, row, terms)
+        top = tops[j] if has_root else one
+        new = apply_series(w[j], means[j], squares[j], top, one, eps, row, terms)
         w[j], means[j], squares[j] = new
     return end_step
 
@@ -189,9 +192,10 @@ class PowerSeries(MissedStepSums):
         in_range, exact_move = to_columns(flags, w.new_empty(0, dtype=torch.bool))
         *terms, remainder, center, factor = to_columns(row_sums, w)
         m, v, top = slots[0], slots[1], slots[-1]
+        in_range = in_range & ~(top < v).any(1, keepdim=True)
+        top = torch.where(center != 0, top, torch.ones_like(top))  # see `fast_forward`
         inexact = is_inexact(w, m, top, 1.0, eps, center, remainder, tolerance)
         exact_w = ~inexact.any(1, keepdim=True)
-        in_range = in_range & ~(top < v).any(1, keepdim=True)
         row = factor, *to_columns(shrinks, w), center
         w, m, v = apply_series(w, m, v, top, 1.0, eps, row, terms)
         return w, (m, v, *slots[2:]), (in_range & (exact_move | exact_w))[:, 0]
