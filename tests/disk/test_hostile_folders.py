@@ -61,7 +61,7 @@ def complete_save(folder):
     return ("run.json", WHOLE_FILE, record), ("rest.pt", WHOLE_FILE, rest)
 
 
-def refuses(folder, text):
+def assert_refused(folder, text):
     """Assert that `open` and `verify` raise this error, and that no file changes."""
     before = snapshot(folder.parent)
     for function in (disk.open, disk.verify):
@@ -84,9 +84,9 @@ def test_a_journal_cannot_write_to_other_files(folder, name):
         (folder / "journal").write_bytes(
             journal(*complete_save(folder), (name, offset, b"overwritten"))
         )
-        refuses(folder, "journal is damaged .it changes a file that is not part of the save")
+        assert_refused(folder, "journal is damaged .it changes a file that is not part of the save")
     (folder / "journal").write_bytes(journal((name, WHOLE_FILE, b"overwritten")))
-    refuses(folder, "journal is damaged .it does not start with run.json")
+    assert_refused(folder, "journal is damaged .it does not start with run.json")
 
 
 @pytest.mark.parametrize("name", [*FILES, "journal"])
@@ -98,13 +98,13 @@ def test_links_are_never_followed(folder, name):
     else:
         outside.write_bytes(journal(*complete_save(folder)))
     path.symlink_to(outside)
-    refuses(folder, rf"{name} is damaged .it is a symbolic link")
+    assert_refused(folder, rf"{name} is damaged .it is a symbolic link")
     path.unlink()
     os.link(outside, path)
-    refuses(folder, rf"{name} has 2 hard links.*copy the folder with cp -r")
+    assert_refused(folder, rf"{name} has 2 hard links.*copy the folder with cp -r")
     path.unlink()
     path.symlink_to(folder.parent / "none")
-    refuses(folder, rf"{name} is damaged .it is a symbolic link")
+    assert_refused(folder, rf"{name} is damaged .it is a symbolic link")
 
 
 @pytest.mark.parametrize("name", [*FILES, "journal"])
@@ -112,10 +112,10 @@ def test_pipes_and_folders_are_refused(folder, name):
     path = folder / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    refuses(folder, rf"{name} is damaged .it is not a regular file")
+    assert_refused(folder, rf"{name} is damaged .it is not a regular file")
     path.unlink()
     path.mkdir()
-    refuses(folder, rf"{name} is damaged .it is not a regular file")
+    assert_refused(folder, rf"{name} is damaged .it is not a regular file")
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,11 @@ def test_a_journal_with_nonsense_is_an_error(folder):
         (journal(save[0], save[0]), "it does not contain all of rest.pt"),
     ):
         (folder / "journal").write_bytes(content)
-        refuses(folder, f"journal is damaged .{text}")
+        assert_refused(folder, f"journal is damaged .{text}")
     (folder / "journal").write_bytes(journal(magic=b"hotrow journal 1\n"))
-    refuses(folder, "journal is damaged, or another version of hotrow wrote it: open and close the")
+    assert_refused(
+        folder, "journal is damaged, or another version of hotrow wrote it: open and close the"
+    )
 
 
 @pytest.mark.parametrize("name", ["../outside", "{outside}", "other", "run.json"])
@@ -277,7 +279,7 @@ def test_a_journal_with_smaller_holes_is_read(folder):
 def test_a_journal_of_another_save_is_refused(folder):
     other = make_folder(folder.with_name("other"), steps=5)
     (folder / "journal").write_bytes(journal(*complete_save(other)))
-    refuses(folder, r"\w+.safetensors is damaged .it is not from the same save")
+    assert_refused(folder, r"\w+.safetensors is damaged .it is not from the same save")
 
 
 # --- Every file belongs to the last save ---------------------------------------------------------
@@ -288,7 +290,7 @@ def test_a_missing_or_shorter_file_is_refused(folder, name):
     path = folder / name
     whole = path.read_bytes()
     path.unlink()
-    refuses(folder, rf"{name} is damaged .it is missing")
+    assert_refused(folder, rf"{name} is damaged .it is missing")
     for content in (whole[:-1], whole + b"\0", b""):
         path.write_bytes(content)
         if name.endswith("safetensors"):
@@ -297,7 +299,7 @@ def test_a_missing_or_shorter_file_is_refused(folder, name):
             text = "it does not belong to the last save, or has changed"
         else:
             text = "it is not JSON"
-        refuses(folder, rf"{name} is damaged .{text}")
+        assert_refused(folder, rf"{name} is damaged .{text}")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -310,14 +312,14 @@ def test_a_file_of_another_save_is_refused(folder, name):
     shutil.copy(old / name, folder / name)
     damaged = "exp_avg.safetensors|weight.safetensors" if name == "run.json" else name
     why = "it does not belong to the last" if name == "rest.pt" else "it is not from the same save"
-    refuses(folder, rf"({damaged}) is damaged .{why}")
+    assert_refused(folder, rf"({damaged}) is damaged .{why}")
 
 
 def test_a_missing_run_file_loses_no_data(folder):
     expected = read_values(folder)
     saved = (folder / "run.json").read_bytes()
     (folder / "run.json").unlink()
-    refuses(folder, "run.json is damaged .it is missing")
+    assert_refused(folder, "run.json is damaged .it is missing")
     (folder / "run.json").write_bytes(saved)
     assert equal(read_values(folder), expected)
 
@@ -373,7 +375,7 @@ def test_wrong_types_in_the_record_are_named(folder):
     ):
         (folder / "run.json").write_bytes(original)
         change_record(folder, **changes)
-        refuses(folder, rf"run.json is damaged \(.*{text}")
+        assert_refused(folder, rf"run.json is damaged \(.*{text}")
     for content, text in (
         (b"[1]", "is damaged .it does not contain a record"),
         (b"null", "is damaged .it does not contain a record"),
@@ -386,7 +388,7 @@ def test_wrong_types_in_the_record_are_named(folder):
         (original.replace(b'"page": 4096', b'"page": 65536'), "was written on a .* of 65536 bytes"),
     ):
         (folder / "run.json").write_bytes(content)
-        refuses(folder, f"run.json {text}")
+        assert_refused(folder, f"run.json {text}")
 
 
 @pytest.mark.parametrize("key", ["format", "run", "other"])

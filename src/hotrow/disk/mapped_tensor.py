@@ -166,8 +166,8 @@ class MappedTensor:
         mapped = self.tensor()
         if 0 <= tensor.data_ptr() - mapped.data_ptr() < mapped.nbytes:
             raise HotrowError(
-                f"{self.layout.name} is a transposed, expanded or other view of its own "
-                "memory-mapped values, so it cannot be saved",
+                f"{self.layout.name} is a transposed, expanded or other view of the memory-mapped "
+                "values, so it cannot be saved",
                 fix="assign a copy of the view, made with .clone(), for example to weight.data",
             )
         target = self.file.bytes[PAGE:]

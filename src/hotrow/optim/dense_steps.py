@@ -12,12 +12,13 @@ from hotrow.table.autograd import storage_use_count
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
+TableGradient = tuple[ParamGroup, Table, Tensor]  # a table with its options and its gradient
 # Why a table takes a dense step, and how to avoid it.
 Reason = tuple[str, str]
 
 
 def find_reasons(
-    rule: Rule, gradients: list[tuple[ParamGroup, Table, Tensor]], param_groups: list[ParamGroup]
+    rule: Rule, gradients: list[TableGradient], param_groups: list[ParamGroup]
 ) -> list[Reason | None]:
     """Return for each table why it must take a dense step, or None if it takes a row step.
 

@@ -22,7 +22,7 @@ from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim import graphs
-from hotrow.optim.dense_steps import find_reasons
+from hotrow.optim.dense_steps import TableGradient, find_reasons
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import ExclusiveAccess, RowLag
 from hotrow.optim.loading import (
@@ -247,8 +247,8 @@ class RowOptimizer(_Optimizer):
 
     def _dense_step(
         self,
-        gradients: list[tuple[ParamGroup, Table, Tensor]],
-        dense: list[tuple[ParamGroup, Table, Tensor]],
+        gradients: list[TableGradient],
+        dense: list[TableGradient],
     ) -> None:
         """Run torch's step for the tables in `dense` and for all other parameters."""
         put_back = []

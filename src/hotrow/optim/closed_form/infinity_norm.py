@@ -29,11 +29,10 @@ from torch import Tensor
 from hotrow.kernels.program import FastForward
 from hotrow.kernels.rule_math import maximum
 from hotrow.optim.closed_form.base import Coefficients, to_columns
-from hotrow.optim.closed_form.sums import MissedStepSums
+from hotrow.optim.closed_form.sums import MIN_SHRINK, MissedStepSums
 
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_EPS = 1e-37  # a smaller eps underflows in float32
-MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite u into NaN
 
 
 def apply_sums(w: Any, m: Any, u: Any, eps: Any, row: Any, above: Any, below: Any) -> Any:

@@ -48,7 +48,7 @@ from torch import Tensor
 from hotrow.kernels.program import FastForward
 from hotrow.kernels.rule_math import addcmul, sqrt
 from hotrow.optim.closed_form.base import Coefficients, to_columns
-from hotrow.optim.closed_form.sums import MissedStepSums
+from hotrow.optim.closed_form.sums import MIN_SHRINK, MissedStepSums
 
 TERMS = 10
 # The columns after the terms contain the bound on the remainder, Y, and the log of the product of
@@ -59,7 +59,6 @@ SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the last two factors, which follow
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_DECAY = 2.0**-8  # the smallest product of the decay factors in a window
 MIN_EPS = 1e-37  # the reciprocal of a smaller eps may be inf in float32
-MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite w or v into NaN
 
 
 def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hotrow.optim.closed_form.base import Coefficients
 
 NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps with a smaller relative effect are outside the window
+MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn infinite values into NaN
 
 
 class MissedStepSums(ABC):
