@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
@@ -93,8 +94,9 @@ def row_kernel(
         slot_count: the number of tensors in the optimizer state of a table.
     """
     functions = [*find_called(update), *find_called(advance), *find_called(compute_factors)]
-    for function in functions:
-        register(function)
+    with global_compiler_lock:  # another thread may compile, or register the same functions
+        for function in functions:
+            register(function)
     sources = source_digest({inspect.getfile(function) for function in functions})
 
     def process_rows(
