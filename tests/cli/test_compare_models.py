@@ -54,6 +54,10 @@ class Picky(Policy):
     def forward(self, states):
         raise ValueError("expected states\\nof another kind " + "x" * 5000)
 
+class Quitter(Policy):
+    def forward(self, states):
+        raise SystemExit(0)
+
 class Held:
     build = Policy
 
@@ -405,9 +409,10 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("exits:build --inputs @states", "exits cannot be imported: SystemExit: usage: exits.py", ONE),
     (
         "@fails --inputs @states",
-        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 65)",
+        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 69)",
         ONE,
     ),
+    ("@Quitter --inputs @states", "nets.models:Quitter exits Python: SystemExit: 0", "remove sys.exit"),
     ("@leaves --inputs @states", "nets.models:leaves() fails: SystemExit: usage: train.py", ONE),
     ("@silent --inputs @states", "nets.models:silent() fails: Silent (nets", ONE),
     ("@stops --inputs @states", "nets.models:stops() fails: Stop: too early (nets", ONE),

@@ -117,6 +117,10 @@ def compare_models(
                 inputs = tree_map_only(Tensor, lambda each: each.to(device), inputs)
             trial = Trial(original, name, Inputs.of(inputs), seed, to, device)
             return _compare_trial(trial, report, steps, seconds)
+    except SystemExit as stop:  # its code would become hotrow's exit code
+        raise HotrowError(
+            f"{name} exits Python: {one_line(stop)}", fix="remove sys.exit() or exit() from it"
+        ) from stop
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
