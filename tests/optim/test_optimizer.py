@@ -419,6 +419,16 @@ def test_a_step_size_that_is_not_finite_changes_idle_rows_as_in_torch(name, opti
     assert torch.equal(weights[0].isnan(), weights[1].isnan())
 
 
+@pytest.mark.parametrize("name", ["Adam", "NAdam"])
+def test_an_eps_that_is_infinite_in_float32_stops_all_rows_as_in_torch(name):
+    runs = [
+        train_model(make_model, make, name, {"lr": 0.1, "eps": 1e39}, steps=12)[0]
+        for make_model, make in ((table_model, hotrow_optimizer), (dense_model, torch_optimizer))
+    ]
+    assert type(runs[0][0].weight) is Table
+    assert torch.equal(runs[0][0].weight.detach(), runs[1][0].weight.detach())
+
+
 @some_configurations
 def test_a_resumed_run_has_the_same_bits(name, options):
     steps = list(batches(24))

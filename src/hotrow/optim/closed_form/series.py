@@ -58,7 +58,7 @@ COLUMNS = REMAINDER, CENTER, LOG_FACTOR
 SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the last two factors, which follow the columns
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_DECAY = 2.0**-8  # the smallest product of the decay factors in a window
-MIN_EPS = 1e-37  # the reciprocal of a smaller eps may be inf in float32
+MIN_EPS, MAX_EPS = 1e-37, 1e37  # the reciprocals are normal numbers in float32
 
 
 def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
@@ -208,7 +208,7 @@ class PowerSeries(MissedStepSums):
         # With stronger decay, changes outside the window would not be negligible relative to w.
         is_weak = factor > 0 and min(factor, 1.0) ** self.window >= MIN_DECAY
         usable = coupled_decay == 0 and is_weak and root > 0 and bool(self.window)
-        usable = usable and not 0 < eps < MIN_EPS
+        usable = usable and (eps == 0 or MIN_EPS <= eps <= MAX_EPS)
         if not (usable and math.isfinite(size) and math.isfinite(factor)):
             sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR]
             self.first_step = i + 1
