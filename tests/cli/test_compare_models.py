@@ -412,7 +412,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
         f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 69)",
         ONE,
     ),
-    ("@Quitter --inputs @states", "nets.models:Quitter exits Python: SystemExit: 0", "remove sys.exit"),
+    ("@Quitter --inputs @states", "nets.models:Quitter exits Python: SystemExit: 0", "remove sys"),
     ("@leaves --inputs @states", "nets.models:leaves() fails: SystemExit: usage: train.py", ONE),
     ("@silent --inputs @states", "nets.models:silent() fails: Silent (nets", ONE),
     ("@stops --inputs @states", "nets.models:stops() fails: Stop: too early (nets", ONE),
