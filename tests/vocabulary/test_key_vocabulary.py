@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import pickle
 import re
 import struct
 import tracemalloc
@@ -40,6 +41,19 @@ KEYS = {
 
 def table_layer(rows, columns=2):
     return hotrow.convert(nn.Embedding(rows, columns), min_entries=0)
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("key_type", [str, int])
+def test_a_copy_of_a_vocabulary_grows_without_the_original(key_type, copy_of):
+    words = Vocabulary(table_layer(1), key_type=key_type, unknown="row")
+    keys = KEYS[key_type](range(3))
+    words.admit(keys[:2])
+    copied = copy_of(words)
+    assert copied.admit(keys).tolist() == [1, 2, 3]
+    assert copied.keys() == keys
+    assert words.keys() == keys[:2]
+    assert words.look_up(keys).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("key_type", [str, int])

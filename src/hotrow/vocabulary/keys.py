@@ -103,6 +103,10 @@ class IntegerKeys:
         if keys is not None:
             self.append(keys)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # numba's map cannot be pickled or copied.
+        return type(self), (self.first_row, self._keys[: self._count])
+
     def __len__(self) -> int:
         return self._count
 
