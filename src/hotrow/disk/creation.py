@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hotrow.disk.folder import Folder, check_path, fix_for
+from hotrow.disk.folder import Folder, check_path, fix_for, reason_for
 from hotrow.disk.layout import MAX_BYTES, Layout
 from hotrow.disk.mapped_tensor import RowBlocks, filled_blocks, write_new
 from hotrow.disk.record import RECORD_FILE, TABLE, Record, new_name
@@ -104,9 +104,8 @@ def create(
             for parent in parents:
                 _flush_folder(parent)
         except (OSError, MemoryError) as error:
-            reason = str(error) or "there is too little memory"
             raise HotrowError(
-                f"{folder} could not be created ({reason})",
+                f"{folder} could not be created ({reason_for(error)})",
                 fix=f"{fix_for(error)}, or use another path",
             ) from None
         undo.pop_all()

@@ -207,7 +207,12 @@ def damaged_file(path: Path, why: str) -> HotrowError:
     return HotrowError(f"{path} is damaged ({why})", fix="restore the folder from a backup")
 
 
-def fix_for(error: Exception) -> str:
+def reason_for(error: OSError | MemoryError) -> str:
+    """Return the cause of an error from the system; a MemoryError often has no message."""
+    return str(error) or "there is too little memory"
+
+
+def fix_for(error: OSError | MemoryError) -> str:
     """Return how the user can fix the cause of an error from the system."""
     code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     return _FIXES.get(code or 0, "free disk space or check the permissions")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hotrow.disk.folder import Folder
+from hotrow.disk.folder import Folder, reason_for
 from hotrow.disk.mapped_tensor import MappedTensor
 from hotrow.disk.record import TABLE
 from hotrow.errors import HotrowError
@@ -51,7 +51,7 @@ class ResizedFiles:
         except (OSError, MemoryError) as error:
             raise HotrowError(
                 f"the files of {folder.path} could not be mapped with {change.new_count:,} rows "
-                f"({str(error) or 'there is too little memory'})",
+                f"({reason_for(error)})",
                 fix="free memory; nothing has changed",
             ) from None
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.disk.access import FileAccess
-from hotrow.disk.folder import Folder, damaged_file, fix_for
+from hotrow.disk.folder import Folder, damaged_file, fix_for, reason_for
 from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, replay_journal
 from hotrow.disk.layout import Layout, check_file
 from hotrow.disk.mapped_tensor import MappedTensor, RowBlocks, filled_blocks, write_new
@@ -538,13 +538,8 @@ def _wrap_open_errors(folder: Path) -> Iterator[None]:
     """Convert errors from opening a folder to HotrowErrors."""
     try:
         yield
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise HotrowError(
-            f"{folder} could not be opened ({error})",
+            f"{folder} could not be opened ({reason_for(error)})",
             fix=f"{fix_for(error)}, and open it again; nothing is lost",
-        ) from None
-    except MemoryError:
-        raise HotrowError(
-            f"{folder} could not be opened, because there is too little memory",
-            fix="free memory, and open it again; nothing is lost",
         ) from None
