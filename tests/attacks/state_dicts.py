@@ -119,4 +119,6 @@ def _damage(state: dict[str, Any], chance: random.Random) -> None:
     elif action == 1 and isinstance(owner, dict):
         owner[chance.choice(["extra", key])] = chance.choice(NUMBERS)
     else:
-        owner[key] = chance.choice(TENSORS if isinstance(each, Tensor) or action == 2 else NUMBERS)
+        new = chance.choice(TENSORS if isinstance(each, Tensor) or action == 2 else NUMBERS)
+        # In torch, a step count that shares its memory with another tensor would change it.
+        owner[key] = new.clone() if isinstance(new, Tensor) else new
