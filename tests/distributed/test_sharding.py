@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import pickle
 import time
 from unittest.mock import patch
@@ -174,6 +175,24 @@ def test_the_norm_of_a_gradient_includes_all_ranks(count):
         for order, each in zip((2, 1, float("inf")), found, strict=True):
             expected = torch.tensor([torch.linalg.vector_norm(grad, order) for grad in grads])
             torch.testing.assert_close(torch.tensor(each), expected)
+
+
+def infinity_norms(count):
+    """Return the infinity norm of a gradient with a NaN in each of the rows in turn."""
+    model = shard(hotrow.convert(nn.Sequential(nn.Embedding(6, 2))), mesh_of_all(count))
+    found = []
+    for row in range(6):
+        model.zero_grad()
+        outputs = model(torch.arange(6))
+        outputs.backward(torch.ones(6, 2).index_fill(0, torch.tensor(row), torch.nan))
+        found.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, float("inf")).item())
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_infinity_norm_is_nan_if_any_rank_has_a_nan(count):
+    for found in rank_processes(count).run(infinity_norms, count):
+        assert all(map(math.isnan, found))
 
 
 def scaled(count):

@@ -79,8 +79,10 @@ class Ranks:
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
         """Return the norm of a tensor split over the ranks, given the norm of this rank's part."""
         if math.isinf(order):
-            dist.all_reduce(local_norm, dist.ReduceOp.MAX, group=self.group)
-            return local_norm
+            is_nan = local_norm.isnan()  # the maximum over the ranks may ignore NaN
+            parts = torch.stack([local_norm.masked_fill(is_nan, 0), is_nan.to(local_norm.dtype)])
+            self.all_reduce_max(parts)
+            return torch.where(parts[1] > 0, math.nan, parts[0])
         power = local_norm.double() ** order
         dist.all_reduce(power, group=self.group)
         return (power ** (1 / order)).to(local_norm.dtype)
