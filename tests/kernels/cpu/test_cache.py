@@ -139,3 +139,34 @@ print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "2.0\n"
+
+
+@exhaustive
+@pytest.mark.parametrize("pattern", ["rows*.nbi", "rows*.nbc"])
+def test_a_damaged_cache_is_written_again(filled, tmp_path, pattern):
+    source, first = filled
+    folder = shutil.copytree(source, tmp_path / "cache")
+    damaged = list(folder.rglob(pattern))
+    assert damaged
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:50])
+    assert results([begin(NAMES[0], folder)]) == first[:1]
+    assert any(file.stat().st_size > 50 for file in folder.rglob(pattern))
+
+
+LIMITED = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes raise an error instead, as on a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+"""
+
+
+@exhaustive
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource limits")
+def test_a_kernel_that_cannot_be_cached_still_runs(filled, tmp_path):
+    _, first = filled
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", LIMITED + PROCESS, NAMES[0]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == first[0]
+    assert not list(tmp_path.rglob("rows*.nbc"))

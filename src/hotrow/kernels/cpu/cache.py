@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,15 @@ def _kernel_digest() -> str:
 
 
 def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel with `njit(cache=True)` and fix three problems with numba's cache.
+    """Compile a kernel with `njit(cache=True)` and fix four problems with numba's cache.
 
     - Stale code: numba checks only the modification time of the function's own file. Here, editing
       any file in `kernels` invalidates the cache.
     - Locking: numba reads and writes the cache index without a lock. If two processes, such as two
       ranks in their first run, save at the same time, one may load the other's code. Here, a file
       lock lets only one process at a time access the index.
+    - Errors: numba raises an error if the cache is damaged or the disk is full. Here, the kernel is
+      compiled again, or not cached.
     - Startup: numba imports its whole compiler before it loads a kernel, and this import takes most
       of the startup time. Loading needs only numba's runtime, so only the runtime is initialized
       here.
@@ -54,15 +57,21 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):  # create a new lock: a forked child can't use its parent's lock
-                return function(*args)
+            with suppress(Exception):
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                # Create a new lock: a forked child can't use its parent's lock.
+                with FileLock(lock):
+                    return function(*args)
 
         return run
 
     def load(signature: Any, context: Any) -> Any:
         rtsys.initialize(context)
-        return cache._load_overload(signature, context)
+        try:
+            return cache._load_overload(signature, context)
+        except Exception:  # numba can't add kernels to a damaged index
+            Path(cache._cache_file._index_path).unlink()
+            raise
 
     cache.load_overload = with_lock(load)
     cache.save_overload = with_lock(cache.save_overload)
