@@ -142,7 +142,7 @@ class InfinityNormSums(MissedStepSums):
         """Add entry i to the sums for the steps in its window."""
         weight_decay, a1, b2, eps, step_size = entry
         self.set_hyperparameters(i, 1 - a1, b2, eps, weight_decay)
-        is_covered = weight_decay == 0 and eps >= MIN_EPS and math.isfinite(step_size)
+        is_covered = weight_decay == 0 and eps >= MIN_EPS and b2 < 1 and math.isfinite(step_size)
         if not (is_covered and self.window):
             self.first_step = i + 1
             return
