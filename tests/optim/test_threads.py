@@ -22,11 +22,12 @@ READS = {
     "deepcopy": copy.deepcopy,
     "pickle": pickle.dumps,
 }
-# Moments in a step: the rows of the gradient are grouped, the step is recorded, and a lag settles
-# its rows before it is closed.
+# Moments in a step: the rows of the gradient are grouped, the step is recorded, torch's step runs,
+# and a lag settles its rows before it is closed.
 MOMENTS = {
     "group": (RowGradient, "group"),
     "step": (optimizer_module, "step_together"),
+    "torch's step": (torch.optim.SGD, "step"),
     "close": (RowLag, "settle_all"),
 }
 
@@ -101,3 +102,23 @@ def test_a_thread_that_reads_the_state_changes_nothing(
     if store is not None:
         store.close()
         disk.verify(store.folder)
+
+
+def test_a_thread_that_changes_the_frozen_rows_waits_for_a_dense_step(monkeypatch):
+    layer = hotrow.convert(nn.Embedding(ROWS, COLUMNS), min_entries=0)
+    assert type(layer.weight) is Table
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.5)
+    hotrow.vocabulary.freeze(layer, [3])
+    before = layer.weight.detach().clone()
+
+    def change_frozen_rows():
+        hotrow.vocabulary.unfreeze(layer)
+        hotrow.vocabulary.freeze(layer, [5])
+
+    layer.weight.sum().backward()
+    join = call_in_thread(monkeypatch, "torch's step", change_frozen_rows)
+    optimizer.step()
+    join()
+    expected = before - 0.5
+    expected[3] = before[3]
+    assert torch.equal(layer.weight.detach(), expected)

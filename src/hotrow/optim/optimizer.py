@@ -233,7 +233,10 @@ class RowOptimizer(_Optimizer):
                 table.dense_step = table.dense_step or self._count
             table.close_lag()
             dense.append((group, table, gradient))
-        if dense or self._has_other_gradients():
+        if dense:
+            with ExclusiveAccess():  # so that no other thread freezes rows meanwhile
+                self._dense_step(gradients, dense)
+        elif self._has_other_gradients():
             self._dense_step(gradients, dense)
         if pending_steps:
             with ExclusiveAccess():
