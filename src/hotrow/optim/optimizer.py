@@ -74,6 +74,11 @@ Raises:
 """
 
 
+def _has_steps(state: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer's state is the result of steps."""
+    return bool(state) and float(state.get("step", 1)) != 0
+
+
 def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
     """Return a table's state with contiguous tensors, or with DTensors if the table is sharded."""
     return {
@@ -351,7 +356,7 @@ class RowOptimizer(_Optimizer):
     def table_state(self, table: Table) -> Any:
         """Return a table's state; if a table on disk has none yet, return its saved state."""
         state = self.state[table]
-        is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
+        is_new = not isinstance(state, RowState) and not _has_steps(state)
         if table.backing is not None and is_new:
             lag, state = table.lag, {}
             if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
@@ -468,7 +473,7 @@ class RowOptimizer(_Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict saved by hotrow's or torch's optimizer of the same name.
 
-        The state of tables is copied.
+        The state of tables is copied; for a table on disk, into the files of its folder.
 
         Raises:
             HotrowError: the state dict is incomplete, a table's state does not have the table's
@@ -484,6 +489,9 @@ class RowOptimizer(_Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+        for group, table in self._tables():
+            if table.backing is not None and _has_steps(self.state.get(table, {})):
+                self._prepare_lag(table, self._numeric(group))  # so that `Store.save` saves it
 
     def _prepare_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Check a state dict, and return a copy with this process's rows."""
