@@ -66,6 +66,21 @@ def test_a_schedule_of_numpy_numbers_is_saved(tmp_path):
     assert_reopens(store)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("SGD", {"lr": 1e200, "weight_decay": 1e200}), ("Adamax", {"betas": (0.5, 1.0)})],
+)
+def test_a_run_whose_options_overflow_is_saved(name, options, tmp_path):
+    store = disk.create(tmp_path / "t", ROWS, COLUMNS, dtype=torch.float64)
+    optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), lr=0.1)
+    step(store, optimizer)
+    optimizer.param_groups[0].update(options)
+    for _ in range(4):
+        step(store, optimizer)
+    store.save()
+    assert_reopens(store)
+
+
 @pytest.mark.parametrize("code", [float("nan"), float("inf"), -1, 0.5, 99])
 @pytest.mark.parametrize("name", ["ASGD", "NAdam"])
 def test_an_invalid_dtype_of_the_scalars_is_refused(name, code, tmp_path):

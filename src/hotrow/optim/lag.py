@@ -117,6 +117,7 @@ class RowLag:
             self.row_steps[table.frozen] = FROZEN
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
         self.is_busy = False  # whether an operation on rows is running
+        self.is_broken = False  # whether only some of the rows have taken the last step
         self.is_closed = False
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
@@ -187,7 +188,7 @@ class RowLag:
             self._addresses = addresses  # set this last: a signal handler may raise an error
         return updater
 
-    def _drop_updater(self) -> None:
+    def drop_updater(self) -> None:
         """Drop all references to the memory of the table and its slots, except `tensors`."""
         self._updater, self._expected_uses, self.captured = None, [], None
 
@@ -228,12 +229,22 @@ class RowLag:
         return any(_mark(s) != self._scalar_marks[name] for name, s in self.scalar_tensors.items())
 
     def check_idle(self) -> None:
-        """Raise an error if an operation on rows is running."""
+        """Raise an error if an operation on rows is running, or if a step was interrupted."""
+        if self.is_broken:
+            raise HotrowError(
+                f"an error has interrupted a step of a {tuple(self.values.shape)} table after some "
+                "of its rows had changed",
+                fix="build the model and the optimizer again, and load the last checkpoint",
+            )
         if self.is_busy:
             raise HotrowError(
                 "a table was read during its own step, for example by a signal handler",
                 fix="set a flag in the handler, and read the table after optimizer.step()",
             )
+
+    def has_row_at(self, step: int) -> bool:
+        """Return whether any row has taken this step, counted from the start of the ledger."""
+        return bool((self.row_steps == step).any())
 
     def settle(self, rows: Tensor | None) -> None:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
@@ -270,7 +281,7 @@ class RowLag:
     def undo_stopped_steps(self) -> None:
         """Undo the steps that the device did not run because an id was out of range."""
         self.ledger.undo_stopped_steps()
-        self._drop_updater()  # so that no graph uses the old ledger
+        self.drop_updater()  # so that no graph uses the old ledger
         self.settled_steps = min(self.settled_steps, self.ledger.length)
         self.write_scalars(self.ledger.torch_scalars(self.group_options))
 
@@ -324,7 +335,7 @@ class RowLag:
         """
         backing = self.table.backing
         with ExclusiveAccess(self):
-            self._drop_updater()  # its references would count as aliases
+            self.drop_updater()  # its references would count as aliases
             files = None if backing is None else backing.change_rows(change)
             # 2 uses of the table's storage are expected: `values` and the table. A slot has only 1.
             values = self._change_tensor(change, files, self.values, added, 2)
@@ -386,7 +397,7 @@ class RowLag:
                 return
             self.settle_all()
             self.is_closed = True
-            self._drop_updater()  # its references would count as aliases
+            self.drop_updater()  # its references would count as aliases
             self.ledger.table_count -= 1
             self.state.lag = None
             table = self._table()

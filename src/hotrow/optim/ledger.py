@@ -68,7 +68,8 @@ class Ledger:
         self._copies: dict[Any, Any] = {}  # copies of the entries on other devices
         self._options = {key: value for key, value in group.items() if key != "params"}
         self._exact, self._has_scalars = exact, False
-        self._undo: deque[tuple[int, ScalarState, bool]] | None = None
+        # The length before each of the last steps, and the values that the step changed.
+        self._undo: deque[tuple[int, ScalarState, bool]] = deque(maxlen=1)
         self.table_count = 1
 
     def accepts(self, group: ParamGroup) -> bool:
@@ -99,22 +100,21 @@ class Ledger:
         """Append the entry for the next step; `accepts(group)` must be true.
 
         Raises:
-            HotrowError: an option or a loaded state makes a scalar overflow or divides it by zero.
+            HotrowError: before anything changes, if an option or a loaded state makes a scalar
+                overflow or divides it by zero.
         """
-        if not self._has_scalars:  # as in torch, the initial scalars depend on the first step's lr
-            self.scalar_state = self.rule.initial_scalars(group, self.initial_state)
-            self.initial_state = {}  # drop the references to the table's tensors
-            self._has_scalars = True
-        if self._undo is not None:
-            self._undo.append((self.length, dict(self.scalar_state), self.idle_rows_unchanged))
-        step = self.start_step + self.length + 1
+        old = self.scalars(group)  # as in torch, the initial scalars depend on the first step's lr
+        new, step = dict(old), self.start_step + self.length + 1
         try:
-            entry = tuple(map(float, self.rule.ledger_entry(group, step, self.scalar_state)))
-        except ArithmeticError as error:
+            entry = tuple(map(float, self.rule.ledger_entry(group, step, new)))
+        except (ArithmeticError, TypeError) as error:
             raise HotrowError(
                 f"step {step} of {self.rule.name} cannot be computed ({error})",
                 fix="check the optimizer's options, such as lr, and the step of a loaded state",
             ) from None
+        self._undo.append((self.length, old, self.idle_rows_unchanged))
+        self.scalar_state, self._has_scalars = new, True
+        self.initial_state = {}  # drop the references to the table's tensors
         self.append(entry)
         # Rows may skip all missed steps only if none of these steps changes an idle row.
         if self.idle_rows_unchanged:
@@ -123,23 +123,24 @@ class Ledger:
 
     def allow_undo(self) -> None:
         """Start keeping the data needed to undo steps that a GPU has not run yet."""
-        self._undo = self._undo or deque(maxlen=UNDO_STEPS)
+        self._undo = deque(self._undo, maxlen=UNDO_STEPS)
 
     def undo_stopped_steps(self) -> None:
         """Remove the last steps, which the device did not run because an id was out of range.
 
         This function waits for the device.
         """
-        length = min((int(copy.clock) for copy in self._copies.values()), default=self.length)
-        for step, scalars, idle_rows_unchanged in self._undo or ():
-            if step == length < self.length:
-                self.scalar_state, self.idle_rows_unchanged = scalars, idle_rows_unchanged
-                self.length = length
-                self.closed_form = None if self._exact else self.rule.closed_form(self._options)
-                self._copies, self._prepared = {}, {}
-                break
-        if self._undo is not None:
-            self._undo.clear()
+        self.undo(min((int(copy.clock) for copy in self._copies.values()), default=self.length))
+        self._undo.clear()
+
+    def undo(self, length: int) -> None:
+        """Remove all entries after the first `length`, if they are among the last steps."""
+        if not 0 < self.length - length <= len(self._undo):
+            return
+        while self.length > length:
+            self.length, self.scalar_state, self.idle_rows_unchanged = self._undo.pop()
+        self.closed_form = None if self._exact else self.rule.closed_form(self._options)
+        self._copies, self._prepared = {}, {}
 
     def scalars(self, group: ParamGroup) -> ScalarState:
         """Return the scalars after the last entry; without entries, those of the loaded state."""
@@ -201,8 +202,11 @@ class Ledger:
         if self.idle_rows_unchanged:
             fast_forward = SKIP_IDLE_STEPS
         elif self.closed_form is not None:
-            coefficients = self.closed_form.compute_coefficients(self._entries, end_step, dtype)
-            if coefficients is not None:
+            try:
+                coefficients = self.closed_form.compute_coefficients(self._entries, end_step, dtype)
+            except (ArithmeticError, TypeError):  # absurd options overflow or give complex numbers
+                coefficients, self.closed_form = None, None
+            if self.closed_form is not None and coefficients is not None:
                 fast_forward = self.closed_form.fast_forward
         program = self._programs.get(fast_forward)
         if program is None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from hotrow.kernels import devices
 from hotrow.optim import graphs, updater
-from hotrow.optim.lag import ExclusiveAccess, TableStep, finish_step
+from hotrow.optim.lag import ExclusiveAccess, RowLag, TableStep, finish_step
 from hotrow.optim.ledger import Ledger
 
 
 def step_together(steps: Sequence[TableStep]) -> None:
-    """Record a step for each table, and apply it to the rows in the table's gradient."""
+    """Record a step for each table, and apply it to the rows in the table's gradient.
+
+    If an error interrupts the step before any row has changed, the step is removed again.
+    Otherwise, later reads and steps of the tables raise an error.
+    """
     if devices.is_capturing(steps[0][0].values):
         graphs.capture(steps)
         return
@@ -22,19 +26,40 @@ def step_together(steps: Sequence[TableStep]) -> None:
     for each in steps:
         by_ledger.setdefault((id(each[0].ledger), id(each[1])), []).append(each)
     with ExclusiveAccess(*(lag for lag, _, _ in steps)):
+        lengths: dict[Ledger, int] = {}
+        try:
+            for same_ledger in by_ledger.values():
+                lag, group, _ = same_ledger[0]
+                ledger = lag.ledger
+                if len(same_ledger) < ledger.table_count:  # not all tables take this step
+                    ledger = ledger.split(len(same_ledger))
+                    for lag, _, _ in same_ledger:
+                        lag.ledger = ledger
+                lengths[ledger] = ledger.length
+                ledger.record_step(group)
+            for same_ledger in by_ledger.values():
+                updater.step_together([(lag.rows(), grads) for lag, _, grads in same_ledger])
+        except BaseException:
+            _undo_step([lag for lag, _, _ in steps], lengths)
+            raise
         for same_ledger in by_ledger.values():
             lag, group, _ = same_ledger[0]
-            ledger = lag.ledger
-            if len(same_ledger) < ledger.table_count:  # not all tables take this step
-                ledger = ledger.split(len(same_ledger))
-                for lag, _, _ in same_ledger:
-                    lag.ledger = ledger
-            ledger.record_step(group)
-            updater.step_together([(lag.rows(), grads) for lag, _, grads in same_ledger])
-            scalars = ledger.torch_scalars(group)
+            scalars = lag.ledger.torch_scalars(group)
             for lag, _, _ in same_ledger:
                 lag.write_scalars(scalars)
     finish_step([lag for lag, _, _ in steps])
+
+
+def _undo_step(lags: Sequence[RowLag], lengths: Mapping[Ledger, int]) -> None:
+    """Remove the interrupted step from the ledgers, unless a row has taken it."""
+    if any(lag.has_row_at(lengths[lag.ledger] + 1) for lag in lags if lag.ledger in lengths):
+        for lag in lags:
+            lag.is_broken = True
+        return
+    for ledger, length in lengths.items():
+        ledger.undo(length)
+    for lag in lags:
+        lag.drop_updater()
 
 
 def _share_new_ledgers(steps: Sequence[TableStep]) -> None:

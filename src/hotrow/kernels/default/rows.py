@@ -81,9 +81,9 @@ def advance_rows(
             entry = entries[end_step].tolist()
             w, slot_values = program.update(w, g, tuple(slot_values), entry, program.flags)
             state = w, *slot_values
+        row_steps[chunk_rows] = step_count  # first: if a write fails, the step is incomplete
         for target, value in zip((table, *slots), state, strict=True):
             target[chunk_rows] = value[:, :columns]
-    row_steps[rows] = row_steps[rows].clamp(min=step_count)
 
 
 def replay(program: Program, state: tuple[Tensor, ...], index: Any, entry: list[float]) -> None:

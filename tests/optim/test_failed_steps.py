@@ -1,0 +1,113 @@
+"""An error in a step changes nothing, or later reads and steps raise an error."""
+
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.optim import updater
+from hotrow.table.parameter import Table
+from tests.support.tolerance import assert_same_bits
+
+ROWS, COLUMNS = 12, 3
+OPTIONS = {"AdamW": {"lr": 0.1}, "NAdam": {"lr": 0.1}, "SGD": {"lr": 0.1, "momentum": 0.9}}
+
+
+def make_run(name, dtype=torch.float32):
+    """Create tables in two parameter groups, so that a step calls the kernels twice."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Embedding(ROWS, COLUMNS, dtype=dtype) for _ in range(3))
+    layers = hotrow.convert(layers, min_entries=0)
+    assert all(type(layer.weight) is Table for layer in layers)
+    groups = [{"params": [each.weight for each in some]} for some in (layers[:2], layers[2:])]
+    return layers, getattr(hotrow.optim, name)(groups, **OPTIONS[name])
+
+
+def backward(layers, optimizer, t):
+    random = torch.Generator().manual_seed(t)
+    optimizer.zero_grad()
+    for layer in layers:
+        layer(torch.randint(ROWS, (4,), generator=random)).square().sum().backward()
+
+
+def train(layers, optimizer, steps):
+    for t in steps:
+        backward(layers, optimizer, t)
+        optimizer.step()
+
+
+def assert_same_runs(run, other):
+    for layer, expected in zip(run[0], other[0], strict=True):
+        assert_same_bits(layer.weight.detach(), expected.weight.detach())
+    states, others = (optimizer.state_dict()["state"] for _, optimizer in (run, other))
+    for number, state in others.items():
+        for name, value in state.items():
+            assert_same_bits(states[number][name], value)
+
+
+def fail(*arguments):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["compiled", "plain torch"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_step_can_be_repeated_if_no_row_has_changed(name, dtype, steps, monkeypatch):
+    run, other = make_run(name, dtype), make_run(name, dtype)
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(steps))
+        backward(layers, optimizer, steps)
+    with monkeypatch.context() as patch:
+        patch.setattr(updater, "step_rows_together", fail)
+        with pytest.raises(MemoryError):
+            run[1].step()
+    assert [layer.weight.lag.ledger.length for layer in run[0]] == [steps] * 3
+    for layers, optimizer in (run, other):
+        optimizer.step()
+        train(layers, optimizer, range(steps + 1, steps + 20))
+    assert_same_runs(run, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["compiled", "plain torch"])
+def test_reads_and_steps_raise_after_only_some_tables_took_a_step(dtype, monkeypatch):
+    layers, optimizer = make_run("AdamW", dtype)
+    train(layers, optimizer, range(3))
+    backward(layers, optimizer, 3)
+    original, calls = updater.step_rows_together, []
+
+    def fail_the_second_time(tables):
+        calls.append(tables)
+        original(tables) if len(calls) == 1 else fail()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(updater, "step_rows_together", fail_the_second_time)
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    assert len(calls) == 2
+    ids = torch.arange(ROWS)
+    for use in (
+        optimizer.step,
+        optimizer.state_dict,
+        *(layer.weight.sum for layer in layers),
+        *(lambda layer=layer: layer(ids) for layer in layers),
+    ):
+        with pytest.raises(HotrowError, match="an error has interrupted a step"):
+            use()
+
+
+def test_a_step_that_cannot_be_recorded_changes_no_group():
+    run, other = make_run("AdamW"), make_run("AdamW")
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(3))
+        backward(layers, optimizer, 3)
+    layers, optimizer = run
+    options = optimizer.param_groups[1]["betas"]
+    optimizer.param_groups[1]["betas"] = 1.0, 0.999
+    with pytest.raises(HotrowError, match="step 4 of Adam cannot be computed"):
+        optimizer.step()
+    optimizer.param_groups[1]["betas"] = options
+    for layers, optimizer in (run, other):
+        optimizer.step()
+        train(layers, optimizer, range(4, 9))
+    assert_same_runs(run, other)
