@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hotrow
 from hotrow import vocabulary
 from hotrow.distributed import look_up, shard
+from hotrow.table.parameter import Table
 from tests.support.distributed_training import (
     OPTIMIZERS,
     STEPS,
@@ -546,6 +547,36 @@ def test_using_a_shard_as_the_whole_table_raises():
     for load, transform in rank_processes(2).run(use_a_part_as_the_whole, 2):
         assert "weight has 5 rows in the state dict, but the sharded table has 10" in load
         assert "cannot be looked up inside a torch.func transform" in transform
+
+
+def replace_the_table(count, by):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = shard(hotrow.convert(nn.Sequential(nn.Embedding(10, 3))), mesh_of_all(count))
+    layer, ids = model[0], torch.tensor([0])
+    assert isinstance(layer.weight, Table)
+    model(ids)
+    if by == "a parameter":
+        layer.weight = nn.Parameter(layer.weight.data)
+        return [error_text(model, ids), error_text(copy.deepcopy(model), ids)]
+    if by == "functional_call":
+        values = {"0.weight": layer.weight.data}
+        return [error_text(torch.func.functional_call, model, values, ids)]
+    use_orig_params = by == "FSDP with the original parameters"
+    wrapped = FullyShardedDataParallel(
+        model, use_orig_params=use_orig_params, device_id=torch.device("cpu")
+    )
+    return [error_text(wrapped, ids)]
+
+
+@pytest.mark.parametrize(
+    "by", ["a parameter", "functional_call", "FSDP", "FSDP with the original parameters"]
+)
+def test_a_layer_whose_sharded_table_was_replaced_raises(by):
+    for errors_found in rank_processes(2).run(replace_the_table, 2, by):
+        for error in errors_found:
+            assert error is not None
+            assert "instead of the sharded table" in error
 
 
 # --- Growing and shrinking -----------------------------------------------------------------------

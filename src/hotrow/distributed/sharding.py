@@ -86,6 +86,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
             module.register_state_dict_post_hook(_save_hook)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load_hook)  # type: ignore[no-untyped-call]
+            module.register_forward_pre_hook(_refuse_replaced_table)
     exclude_tables_from_ddp(model)
     return model
 
@@ -130,6 +131,17 @@ def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> 
     if padding is not None and shards.local_slice.start <= padding < shards.local_slice.stop:
         with torch.no_grad():
             module.weight[padding - shards.local_slice.start].zero_()
+
+
+def _refuse_replaced_table(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Raise an error if other code has replaced the sharded table with a plain tensor."""
+    if not isinstance(module.weight, Table):
+        raise HotrowError(
+            f"the weight of {module} is a {type(module.weight).__name__} instead of the sharded "
+            "table, so a lookup would read only the rows of this rank",
+            fix="don't replace the weight after hotrow.distributed.shard, and don't wrap the model "
+            "in FullyShardedDataParallel, which replaces it",
+        )
 
 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
