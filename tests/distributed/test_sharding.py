@@ -579,6 +579,32 @@ def test_a_layer_whose_sharded_table_was_replaced_raises(by):
             assert "instead of the sharded table" in error
 
 
+# --- Optimizers that exchange parameters ---------------------------------------------------------
+
+
+def step_with_zero_redundancy(method, count):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = distribute(converted_model(), method, count)
+    assert isinstance(model.user.weight, Table)
+    before = copy.deepcopy(model.user.weight)
+    optimizer = ZeroRedundancyOptimizer(
+        trainable_parameters(model), optimizer_class=hotrow.optim.Adam
+    )
+    backward(model, rank_batch(make_batch(1), count, dist.get_rank()), count)
+    error = error_text(optimizer.step)
+    unchanged = torch.equal(model.user.weight.detach(), before.detach())
+    return error, unchanged
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_a_zero_redundancy_optimizer_raises(method):
+    for error, unchanged in rank_processes(2).run(step_with_zero_redundancy, method, 2):
+        assert error is not None
+        assert "ZeroRedundancyOptimizer steps each parameter on one rank only" in error
+        assert unchanged
+
+
 # --- Growing and shrinking -----------------------------------------------------------------------
 
 SIZES = 10, 17, 40, 7, 4, 9

@@ -38,14 +38,16 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         names: the names of the optimizers in `hotrow.optim`.
 
     The check raises a `HotrowError` if the optimizer would change frozen rows. It warns once for
-    each optimizer that updates a table with dense steps. SparseAdam doesn't support tables, so the
-    check raises a `HotrowError` for it.
+    each optimizer that updates a table with dense steps. SparseAdam doesn't support tables, and
+    ZeroRedundancyOptimizer doesn't support sharded or replicated tables, so the check raises a
+    `HotrowError` for these.
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if hasattr(optimizer, "torch_class"):
             return
         _refuse_frozen_rows(optimizer)
+        _refuse_zero_redundancy(optimizer)
         if _checked.get(optimizer) in (-1, table_count()):
             return
         _checked[optimizer] = table_count()
@@ -84,6 +86,24 @@ def _refuse_frozen_rows(optimizer: torch.optim.Optimizer) -> None:
             f"torch's {name} would change the frozen rows of a table",
             fix=f"use hotrow.optim.{name}, or call hotrow.vocabulary.unfreeze(layer)",
         )
+
+
+def _refuse_zero_redundancy(optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error if a ZeroRedundancyOptimizer has a sharded or replicated table.
+
+    After its step, it would overwrite the rows of every rank with those of one rank.
+    """
+    # The class is found by its name, because importing its module is slow.
+    if all(each.__name__ != "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if type(parameter) in TABLE_CLASSES and parameter.spans_processes:
+                raise HotrowError(
+                    "ZeroRedundancyOptimizer steps each parameter on one rank only, but all ranks "
+                    f"step the {tuple(parameter.shape)} table, which is sharded or replicated",
+                    fix="use an optimizer from hotrow.optim on every rank",
+                )
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
