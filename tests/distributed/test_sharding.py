@@ -605,6 +605,32 @@ def test_a_zero_redundancy_optimizer_raises(method):
         assert unchanged
 
 
+def average_models(count, is_frozen):
+    """Average the parameters of all ranks; torch skips parameters without a gradient."""
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+    model = hotrow.convert(nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 1)))
+    shard(model, mesh_of_all(count))
+    table = model[0].weight.requires_grad_(not is_frozen)
+    assert isinstance(table, Table)
+    before = table.detach().clone()
+    model(torch.arange(10)).sum().backward()
+    averager = PeriodicModelAverager(period=2, warmup_steps=0)
+    error = error_text(averager.average_parameters, model.parameters())
+    return error, torch.equal(table.detach(), before)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_averaging_the_rows_of_different_ranks_raises(is_frozen):
+    for error, unchanged in rank_processes(2).run(average_models, 2, is_frozen):
+        assert unchanged
+        if is_frozen:
+            assert error is None
+        else:
+            assert error is not None
+            assert "model averaging would average the rows of 0 with other rows" in error
+
+
 # --- Growing and shrinking -----------------------------------------------------------------------
 
 SIZES = 10, 17, 40, 7, 4, 9

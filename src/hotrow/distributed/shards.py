@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -19,6 +21,7 @@ from hotrow.table.functional import local_embedding
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table, needs_gradient
 from hotrow.table.row_change import RowChange
+from hotrow.table.stack import is_called_by
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,15 @@ class Shards:
             self.ranks, _describe_operation([self], table), [0] * self.ranks.count, [table], error
         )
         raise error
+
+    def refuse_averaging(self) -> None:
+        """Raise an error if torch's model averaging is about to replace this rank's rows."""
+        if is_called_by(average_parameters.__code__, sys._getframe(1)):
+            raise HotrowError(
+                f"torch's model averaging would average the rows of {self.path} with other rows, "
+                "because each rank has different rows of a sharded table",
+                fix="average only the other parameters, or use hotrow.distributed.replicate",
+            )
 
     def fetch(
         self,

@@ -235,6 +235,8 @@ class Table(nn.Parameter):
         for table in tables:
             table.settle()
             if func == _SET_DATA:
+                if table.shards is not None:
+                    table.shards.refuse_averaging()
                 table.close_lag()  # the next step starts from the new storage
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)

@@ -80,6 +80,9 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
 
+    def refuse_averaging(self) -> None:
+        """Raise an error if torch's model averaging is about to replace this process's rows."""
+
     def change_rows(self, change: RowChange) -> tuple[Shards[_Table], RowChange]:
         """Return the table's shards after `change`, and the change to each process's rows."""
 
