@@ -115,6 +115,15 @@ EXACT = """
     x.bool().any(1)
     x.any(0)
     torch.any(x, 1, keepdim=True)
+    (x.any(1) * t.c).sum(-1)
+    (x.any(1) * t.n[:, 0]).sum(-1)
+    (t.q[:, 0] * (x[:, 0].bool() | x[:, 1].bool())).sum(-1)
+    (x.any(1) * x[:, 0]).sum(-1)
+    (x.any(1) & x.long()[:, 0]).sum(-1)
+    (x.long().sum(1) & x.long()[:, 0]).sum(-1)
+    torch.logical_and(x[:, 0] - x[:, 1], x[:, 0]).sum(-1)
+    (x.byte()[:, 0] - x.byte()[:, 1]).sum(-1)
+    ((x.byte()[:, 0] - x.byte()[:, 1]) * t.c).sum(-1)
     x.repeat(2, 1, 1) @ t.w
     x.repeat(3, 1, 2, 1).sum((0, 1))
     x.tile(2, 1) * 2
@@ -556,6 +565,12 @@ def test_bool_bag_counts_equal_ids_once(dims):
     for dense, ours in [twins(), twins(ids=torch.tensor([[1, 1, 2], [3, 3, 3]]))]:
         assert_alike((ours.sum(1) > 0).sum(dims), (dense.sum(1) > 0).sum(dims))
         assert_alike(ours.sum(1).bool().sum(dims), dense.sum(1).bool().sum(dims))
+
+
+def test_bool_bag_of_equal_ids_selects_infinity_once(never_materialized):
+    (dense, ours), q = twins(torch.bool, ids=torch.tensor([[1, 1, 1]])), torch.ones(5)
+    q[1] = torch.inf
+    assert torch.equal((ours.any(1) * q).sum(1), (dense.any(1) * q).sum(1))
 
 
 @expressions(EXACT)

@@ -211,6 +211,14 @@ def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
     return None if first is None else [field.weights_or_ones(first.dtype) for field in fields]
 
 
+def keeps_sums(source: torch.dtype, dtype: torch.dtype) -> bool:
+    """Return whether the sum of a few weights is the same before and after casting the weights.
+
+    In bool, equal ids count once. In an 8-bit dtype, the sum can overflow.
+    """
+    return source == dtype or min(source.itemsize, dtype.itemsize) > 1
+
+
 def have_same_memory(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors show the same memory in the same way, so they are equal."""
     return one is other or (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.parts import DenseColumns, Field, Part
+from hotrow.onehot.parts import DenseColumns, Field, Part, keeps_sums
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, empty_meta, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
@@ -116,7 +116,6 @@ def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
         return False
     if isinstance(part, DenseColumns) or part.ids.shape[-1] <= 1:
         return True
-    # Repeated ids add up, except in a bool tensor. In an 8-bit dtype, the sum can overflow.
     weights, count = part.weights, part.ids.shape[-1]
     if weights is not None:
         if source != torch.int64 or is_compiling():
@@ -126,5 +125,4 @@ def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
             return False  # the sum of the weights may be 0
     if dtype == torch.bool:
         return count < _EXACT_COUNTS
-    exact = count <= _EXACT_COUNTS
-    return exact and source != torch.bool and dtype not in (torch.uint8, torch.int8)
+    return count <= _EXACT_COUNTS and keeps_sums(source, dtype)

@@ -21,7 +21,7 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.onehot.gather import broadcast_parts, gather, running_count, spans_classes
 from hotrow.onehot.layout import Layout
-from hotrow.onehot.parts import DenseColumns, Field, Part
+from hotrow.onehot.parts import DenseColumns, Field, Part, keeps_sums
 from hotrow.onehot.registry import USE_TORCH, rule
 from hotrow.onehot.results import derive, fill_tensor, meta_result, with_strides_of
 from hotrow.onehot.rules.elementwise_functions import (
@@ -112,10 +112,13 @@ def elementwise(
     spanning = [value for value in (*dense, *counts) if spans_classes(value, layout)]
     if func in SINGULAR and (spanning or x.cached_dtype == torch.bool):
         return NotImplemented
-    is_sum = not takes_one_id and not (is_linear and (not spanning or func in PRODUCTS))
+    adds_up = is_linear and keeps_sums(x.cached_dtype, out.dtype)
+    is_sum = not takes_one_id and not (adds_up and (not spanning or func in PRODUCTS))
     if is_sum:
         are_short = all(isinstance(part, Field) and part.is_short for part in parts)
-        if not are_short or x.fill != 0 or x.cached_dtype == torch.bool or is_compiling():
+        if not are_short or x.fill != 0 or is_compiling():
+            return NotImplemented
+        if x.cached_dtype == out.dtype == torch.bool:
             return NotImplemented
         parts = [part.without_repeats(x.cached_dtype) for part in parts if isinstance(part, Field)]
     if not is_linear and (x.grad_proxy is not None or is_compiling()):
@@ -163,7 +166,10 @@ def elementwise(
             return Field(part.ids, gather(spanning[0], part.ids, layout), part.width)
         weights = part.weights_or_ones(x.cached_dtype)
         values = [_entries(each, x, part.ids, weights, layout) for each in args]
-        return Field(part.ids, func(*values, **kwargs).expand(part.ids.shape), part.width)
+        result = func(*values, **kwargs).expand(part.ids.shape)
+        if is_sum and weights.dtype == torch.bool:
+            result = result.masked_fill(~weights, 0)  # a repeat times infinity would be NaN
+        return Field(part.ids, result, part.width)
 
     if any(isinstance(part, DenseColumns) for part in parts) and spanning:
         return NotImplemented

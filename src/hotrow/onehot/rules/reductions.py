@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.layout import Layout
-from hotrow.onehot.parts import DenseColumns, Field, Part
+from hotrow.onehot.parts import DenseColumns, Field, Part, keeps_sums
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
 from hotrow.onehot.results import derive, meta_result
+from hotrow.onehot.rules.dtypes import cast
 from hotrow.onehot.tensor import OneHot
 
 _LOW_PRECISION = torch.float16, torch.bfloat16
@@ -24,15 +25,15 @@ _LOW_PRECISION = torch.float16, torch.bfloat16
 def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     if kwargs or x.is_modified:
         return NotImplemented
-    if x.cached_dtype == torch.bool:
-        counts = x.long()
-        return func(counts, dim, keepdim) if isinstance(counts, OneHot) else NotImplemented
     is_mean = func.__name__ == "mean"
     if is_mean and not (x.cached_dtype.is_floating_point or x.cached_dtype.is_complex):
         return NotImplemented  # on the meta device, torch would raise a different error
     if isinstance(dim, list):
         dim = tuple(dim)
     out = meta_result(func, (x, dim, keepdim) if dim is not None else (x,))
+    if not keeps_sums(x.cached_dtype, out.dtype):
+        counts = cast(x, out.dtype, None, copy=False)
+        return func(counts, dim, keepdim) if isinstance(counts, OneHot) else NotImplemented
     dims = _axes(dim, len(x.sizes))
     if dims is None:
         return NotImplemented

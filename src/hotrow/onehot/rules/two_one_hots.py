@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import broadcast_parts, gather_from_field
-from hotrow.onehot.parts import MAX_PAIRS, Field, have_same_memory
+from hotrow.onehot.parts import MAX_PAIRS, Field, have_same_memory, keeps_sums
 from hotrow.onehot.results import fill_tensor
 from hotrow.onehot.rules.contraction import contract
 from hotrow.onehot.rules.elementwise_functions import ABSORBING, PRODUCTS, SUMS, UNIONS
@@ -51,8 +51,14 @@ def combine(
     elif x.fill or (other.fill and not (func in ABSORBING and other_field.has_one_id)):
         return NotImplemented
     elif func in ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= MAX_PAIRS:
+        is_linear = func in PRODUCTS or x.cached_dtype == torch.bool
+        if not field.has_one_id and not (is_linear and keeps_sums(x.cached_dtype, out.dtype)):
+            if not field.is_short:
+                return NotImplemented
+            field = field.without_repeats(x.cached_dtype)
         found = gather_from_field(other_field, other.fill, field.ids, other.cached_dtype)
-        result = Field(field.ids, func(weights, found), field.width)
+        values = func(field.weights_or_ones(x.cached_dtype), found)
+        result = Field(field.ids, values, field.width)
     elif func in UNIONS and x.cached_dtype == other.cached_dtype == torch.bool:
         both = torch.cat([weights, other_field.weights_or_ones(torch.bool)], -1)
         result = Field(torch.cat([field.ids, other_field.ids], -1), both, field.width)
