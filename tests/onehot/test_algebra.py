@@ -116,6 +116,9 @@ EXACT = """
     x.any(0)
     torch.any(x, 1, keepdim=True)
     (x.any(1) * t.c).sum(-1)
+    torch.einsum("bnc,bn->bnc", x, t.n[..., 0])
+    torch.einsum("bnc,bnd->bnd", x, t.v)
+    torch.tensordot(x, t.c[1], dims=0)
     (x.any(1) * t.n[:, 0]).sum(-1)
     (t.q[:, 0] * (x[:, 0].bool() | x[:, 1].bool())).sum(-1)
     (x.any(1) * x[:, 0]).sum(-1)
@@ -517,6 +520,18 @@ def test_result_equals_torch_without_materializing(run, never_materialized):
         assert result.shape == expected.shape
     else:
         assert_alike(result, expected)
+
+
+@expressions(EXACT)
+def test_result_keeps_its_values_after_writes_to_the_operands(run):
+    found = []
+    for x in twins(torch.float64):
+        leaves = Leaves()
+        result = run(x, leaves)
+        for leaf in leaves.all():
+            leaf.add_(7)
+        found.append(result)
+    assert_alike(found[1], found[0], strides=False)
 
 
 @expressions(

@@ -172,9 +172,12 @@ def _contract_dense(x: _Operand, other: Tensor, labels: str, output: str) -> Any
         first = len(batch) + 1
         values = values.sum([first + i for i, each in enumerate(rest) if each not in output])
         rest = unsummed
+    keeps_ids = scatters and not rest and _has_all(batch, output)
     if x.weights is not None:
         values = values * x.weights.to(values.dtype)[(..., *(None,) * len(rest))]
-    if scatters and not rest and _has_all(batch, output):
+    elif not gathers and (keeps_ids or not scatters):
+        values = values.clone()  # the result must not share the memory of `other`
+    if keeps_ids:
         return _weighted(x, values.expand(x.ids.shape), other.dtype, output)
     if not scatters:
         values = values.expand(*x.ids.shape, *values.shape[len(batch) + 1 :])
