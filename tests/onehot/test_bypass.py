@@ -587,6 +587,14 @@ def test_a_detached_read_of_a_weighted_one_hot_is_not_a_use():
     assert torch.equal(x.grad, torch.ones(5, 4))
 
 
+def test_only_a_view_from_an_operation_without_a_rule_replaces_the_ids():
+    x, empty = one_hot(IDS, 4), one_hot(IDS[:0], 4)
+    x.sinh(), x.tolist(), x[0].tolist(), x.to_dense(), empty.sinh()
+    assert not any(each.is_modified for each in (x, empty))
+    x.diagonal()
+    assert x.is_modified
+
+
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_to_dense_returns_an_ordinary_tensor_that_shares_memory(scale):
     x = one_hot(torch.tensor([1, 3]), 5).float()

@@ -405,6 +405,13 @@ def test_in_place_writes_take_effect(run):
     y = torch.from_dlpack(x); y[0] = 7; x @ W
     y = x.data; y.zero_(); x @ W
     y = x.view(6, 5).data; y.zero_(); x @ W
+    x[..., None].numpy()[0] = 7; x @ W
+    x.diagonal(0, 1, 2).data.fill_(2); x @ W, x.sum(0)
+    x.unbind(2)[0].data.fill_(3); x @ W
+    x[0, 0, 1].data.zero_(); x @ W
+    x[0].tensor_split(5, 1)[1].data.fill_(5); x @ W
+    z = x[0]; z.as_strided((3,), (5,)).data.fill_(2); x @ W, z @ W
+    y = x.reshape(6, 5); x.diagonal(0, 1, 2)[:, None].map_(W[:2, :1, None], lambda a, b: b); y @ W
     x.data = torch.zeros(2, 3, 5); x @ W
     x.set_(torch.zeros(2, 3, 5)); x @ W
     """

@@ -156,13 +156,12 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
             have_zeros[origin] = x.has_many_zeros or have_zeros.get(origin, False)
     for origin, has_many_zeros in have_zeros.items():
         origin.record_fallback(func, too_small, has_many_zeros)
-    # The keys are the `id()` of dense tensors, which stay alive in `arguments`.
-    dense: dict[int, RuleTensor] = {}
+    dense: list[tuple[Tensor, RuleTensor]] = []
 
     def convert(x: RuleTensor) -> Tensor:
         is_written = any(x is each for each in written)
         tensor = x.materialize_for_write() if is_written else x.materialize()
-        dense[id(tensor)] = x
+        dense.append((tensor, x))
         return tensor
 
     columns = [column for x in tensors if not written and (column := x.column()) is not None]
@@ -180,17 +179,28 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     result = func(*arguments[0], **arguments[1])
     for x in written:
         x.connect_all()
-    return dense.get(id(result), result)
+    for tensor, x in dense:
+        if result is tensor:
+            return x
+    first = result[0] if isinstance(result, tuple | list) and result else result
+    # Lists of numbers can be long. In a transform, the result has no memory of its own.
+    if not isinstance(first, Tensor) or torch._C._are_functorch_transforms_active():
+        return result
+    for tensor, x in dense:
+        if _shares_memory(result, [tensor]):  # torch's version counter misses `view.data.zero_()`
+            x.materialize(permanent=True)
+    return result
 
 
 def _shares_memory(result: Any, tensors: list[Tensor]) -> bool:
     """Return whether writing to the result would change one of the tensors."""
-    addresses = {t.untyped_storage().data_ptr() for t in tensors}
-    return any(
-        t.layout != torch.strided or t.untyped_storage().data_ptr() in addresses
-        for t in find_instances(result, Tensor)
-        if not isinstance(t, RuleTensor)
-    )
+    with torch._C.DisableTorchFunctionSubclass():
+        storages = {t.untyped_storage()._cdata for t in tensors}
+        return any(
+            t.layout != torch.strided or t.untyped_storage()._cdata in storages
+            for t in find_instances(result, Tensor)
+            if not isinstance(t, RuleTensor)
+        )
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[RuleTensor]:

@@ -33,7 +33,11 @@ def _(func: Any, x: OneHot) -> Any:
 
 @rule(Tensor.to_dense, any_layout=True)
 def _(func: Any, x: OneHot, dtype: torch.dtype | None = None, masked_grad: Any = None) -> Tensor:
-    """Return an ordinary tensor; without a new dtype, it shares the memory of the one-hot."""
+    """Return an ordinary tensor; without a new dtype, it shares the memory of the one-hot.
+
+    The ids stay in use. They notice in-place operations on this tensor, but not writes to its
+    memory, as in `x.to_dense().numpy().fill(0)`.
+    """
     for origin in x.origins:
         origin.record_dense(x.entries)
         origin.record_fallback(func, False, x.has_many_zeros)
