@@ -126,6 +126,8 @@ EXACT = """
     (x.long().sum(1) & x.long()[:, 0]).sum(-1)
     torch.logical_and(x[:, 0] - x[:, 1], x[:, 0]).sum(-1)
     (x.byte()[:, 0] - x.byte()[:, 1]).sum(-1)
+    (x[:, 0] - x.byte()[:, 1]).sum(-1)
+    (x.byte()[:, 0] - x[:, 1]) * t.c
     ((x.byte()[:, 0] - x.byte()[:, 1]) * t.c).sum(-1)
     x.repeat(2, 1, 1) @ t.w
     x.repeat(3, 1, 2, 1).sum((0, 1))

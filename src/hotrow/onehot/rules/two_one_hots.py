@@ -63,8 +63,8 @@ def combine(
         both = torch.cat([weights, other_field.weights_or_ones(torch.bool)], -1)
         result = Field(torch.cat([field.ids, other_field.ids], -1), both, field.width)
     elif func in SUMS and out.dtype != torch.bool and have_one_id:
-        other_weights = other_field.weights_or_ones(other.cached_dtype) * SUMS[func]
-        both = torch.cat([weights.to(out.dtype), other_weights.to(out.dtype)], -1)
+        other_weights = other_field.weights_or_ones(other.cached_dtype).to(out.dtype) * SUMS[func]
+        both = torch.cat([weights.to(out.dtype), other_weights], -1)
         result = Field(torch.cat([field.ids, other_field.ids], -1), both, field.width)
     else:
         return NotImplemented
