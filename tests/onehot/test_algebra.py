@@ -584,6 +584,21 @@ def test_bool_bag_counts_equal_ids_once(dims):
         assert_alike(ours.sum(1).bool().sum(dims), dense.sum(1).bool().sum(dims))
 
 
+@expressions(
+    """
+    ((1 - x) - x) == 1
+    ((1 - x) - x) != 1
+    ((1 - x) - x).mul(1j) * x
+    (1 - x).to(x.dtype, copy=True) == 1
+    torch.zeros_like(x).fill_(2) == 2
+    x.zero_().fill_(2).mul(3) * (x + 1)
+    """
+)
+def test_complex_fill_matches_torch(run):
+    dense, ours = twins(torch.complex64)
+    assert_alike(run(ours, None), run(dense, None))
+
+
 def test_bool_bag_of_equal_ids_selects_infinity_once(never_materialized):
     (dense, ours), q = twins(torch.bool, ids=torch.tensor([[1, 1, 1]])), torch.ones(5)
     q[1] = torch.inf

@@ -162,6 +162,18 @@ def fill_tensor(x: OneHot, count: int) -> Tensor:
     return torch.full((1,) * count, x.fill, dtype=x.cached_dtype, device=x.cached_device)
 
 
+def single_value(values: Tensor) -> float | None:
+    """If all values are the same real number, return it, otherwise None."""
+    flat = values.detach().flatten()
+    first = flat[:1]
+    if len(flat) > 1 and not bool(((flat == first) | (flat.isnan() & first.isnan())).all()):
+        return None
+    value = first.item()
+    if isinstance(value, complex):
+        return value.real if value.imag == 0 else None
+    return value
+
+
 def with_strides_of(result: Tensor, out: Tensor) -> Tensor:
     """Return the result with the strides of `out`."""
     if result.stride() == out.stride():

@@ -87,7 +87,7 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
         parts.append(castable.to(dtype, device, copy))
     out, fill = empty_meta(x.sizes, x.strides, dtype), x.fill
     if fill or fill is False:  # torch can't subtract False from a number
-        fill = torch.tensor(fill, dtype=x.cached_dtype).to(dtype).item()
+        fill = torch.tensor(fill, dtype=x.cached_dtype).to(dtype).real.item()
     return derive(
         x,
         parts,

@@ -23,7 +23,13 @@ from hotrow.onehot.gather import broadcast_parts, gather, running_count, spans_c
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part, keeps_sums
 from hotrow.onehot.registry import USE_TORCH, rule
-from hotrow.onehot.results import derive, fill_tensor, meta_result, with_strides_of
+from hotrow.onehot.results import (
+    derive,
+    fill_tensor,
+    meta_result,
+    single_value,
+    with_strides_of,
+)
 from hotrow.onehot.rules.elementwise_functions import (
     ABSORBING,
     ELEMENTWISE,
@@ -150,7 +156,7 @@ def elementwise(
     if spanning and len(parts) > 1:
         return NotImplemented
     has_field = any(isinstance(part, Field) for part in parts)
-    fill = _single_value(outside) if has_field and outside is not None else 0
+    fill = single_value(outside) if has_field and outside is not None else 0
     if fill is None or (fill != 0 and not takes_one_id):
         return NotImplemented
 
@@ -199,18 +205,6 @@ def _scale(
     (axis,) = layout.class_axes
     ids, factors = (t.permute(layout.order) for t in (field.ids, factors.to(out.dtype)))
     return with_strides_of(scale_at_ids(values, axis, ids, factors, x.fill), out)
-
-
-def _single_value(values: Tensor) -> float | None:
-    """If all values are the same real number, return it, otherwise None."""
-    flat = values.detach().flatten()
-    first = flat[:1]
-    if len(flat) > 1 and not bool(((flat == first) | (flat.isnan() & first.isnan())).all()):
-        return None
-    value = first.item()
-    if isinstance(value, complex):
-        return value.real if value.imag == 0 else None
-    return value
 
 
 def _entries(value: Any, x: OneHot, ids: Tensor, weights: Tensor, layout: Layout) -> Any:

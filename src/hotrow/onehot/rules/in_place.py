@@ -95,7 +95,7 @@ def _(func: Any, x: Any, value: Any = 0) -> Any:
         return NotImplemented
     if not x.is_unused or x._axis_layout is not None:
         return NotImplemented
-    number = number_of_dtype(value, x.cached_dtype).item()
+    number = number_of_dtype(value, x.cached_dtype).real.item()
     ids = torch.empty((*x.sizes[:-1], 0), dtype=torch.int64, device=x.cached_device)
     x.replace_parts(OneHot([Field(ids, None, x.sizes[-1])], x.cached_dtype, fill=number))
     return x

@@ -12,7 +12,7 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import broadcast_parts, gather_from_field
 from hotrow.onehot.parts import MAX_PAIRS, Field, have_same_memory, keeps_sums
-from hotrow.onehot.results import fill_tensor
+from hotrow.onehot.results import fill_tensor, single_value
 from hotrow.onehot.rules.contraction import contract
 from hotrow.onehot.rules.elementwise_functions import ABSORBING, PRODUCTS, SUMS, UNIONS
 from hotrow.onehot.tensor import OneHot
@@ -45,7 +45,10 @@ def combine(
     if have_one_id and have_same_memory(field.ids, other_field.ids):
         values = func(weights, other_field.weights_or_ones(other.cached_dtype))
         result = Field(field.ids, values.expand(field.ids.shape), field.width)
-        fill = func(fill_tensor(x, out.ndim), fill_tensor(other, out.ndim)).item()
+        number = single_value(func(fill_tensor(x, out.ndim), fill_tensor(other, out.ndim)))
+        if number is None:
+            return NotImplemented  # the fill is complex
+        fill = number
     elif func in ABSORBING and x.fill and not other.fill:
         return combine(func, args[::-1], kwargs, out)
     elif x.fill or (other.fill and not (func in ABSORBING and other_field.has_one_id)):
