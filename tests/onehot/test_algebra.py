@@ -524,6 +524,24 @@ def test_result_equals_torch_without_materializing(run, never_materialized):
         assert_alike(result, expected)
 
 
+@expressions(
+    """
+    t.n[x.bool()]
+    t.n.masked_select(x.bool())
+    torch.where(x.bool(), t.n, 0)
+    torch.einsum("bnc,bnc->bn", x, t.n)
+    """
+)
+def test_result_with_one_class_is_a_copy(run):
+    found = []
+    for x in twins(torch.float64, ids=torch.zeros(BATCH, dtype=torch.int64), classes=1):
+        leaves = Leaves()
+        result = run(x, leaves)
+        leaves.n.add_(7)
+        found.append(result)
+    assert_alike(found[1], found[0])
+
+
 @expressions(EXACT)
 def test_result_keeps_its_values_after_writes_to_the_operands(run):
     found = []

@@ -64,6 +64,8 @@ def select(input: Any, mask: Any) -> Any:
         return NotImplemented
     if mask.is_too_small:
         return USE_TORCH
+    if mask.width == 1:
+        return NotImplemented  # the gathered entries would be a view of the input
     mask.record_use(Tensor.masked_select)
     values = gather(input, field.ids, mask.axis_layout)
     return values[field.weights] if field.weights is not None else values.flatten()
