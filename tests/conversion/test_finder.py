@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -422,6 +423,20 @@ def test_hard_gumbel_softmax_is_a_lookup():
         torch.testing.assert_close(two.grad, one.grad, rtol=1e-12, atol=1e-12)
     (finding,) = convert.report(other).findings
     assert finding.how == "matmul(5, 4) looked up"
+
+
+def test_hard_gumbel_softmax_has_a_tangent():
+    model, found = Sampler().double(), []
+    primal, direction = torch.randn(2, 6, 3, dtype=torch.float64)
+    for each in model, convert(copy.deepcopy(model)):
+        torch.manual_seed(1)
+        with forward_ad.dual_level():
+            result = each(forward_ad.make_dual(primal, direction))
+            found.append(forward_ad.unpack_dual(result).tangent)
+        torch.manual_seed(1)
+        found.append(torch.func.jvp(each, (primal,), (direction,))[1])
+    for tangent in found[1:]:
+        torch.testing.assert_close(tangent, found[0], rtol=1e-12, atol=1e-12)
 
 
 # --- The report ----------------------------------------------------------------------------

@@ -651,6 +651,43 @@ def test_gradient_equals_torch(run):
         assert torch.equal(found, expected)
 
 
+TANGENTS = """
+    x + t.c[0]
+    (t.c[0] - x) * t.q
+    (1 - x) * t.c[0]
+    torch.maximum(x, t.c[0])
+    torch.where(x > 0, 1.0, t.c[0])
+    torch.where(x > 0, t.q, t.c[0])
+    x.cumsum(1) * t.c[0]
+    (x.cumsum(0) + t.n) * x
+    torch.zeros_like(x[0]).index_put_((torch.arange(3), torch.tensor([4, 0, 1])), t.c[0])
+    torch.zeros_like(x[0]).index_put_((torch.arange(3), torch.tensor([4, 0, 1])), t.n[0, :, 0])
+    F.cross_entropy(t.q[0], x[0], t.c)
+    F.cross_entropy(t.q[0], x[0], t.c, label_smoothing=0.25)
+    (x[0] + x[1]) @ t.w
+    (x[0] * t.c[0] + x[1]) @ t.w
+    x.sum(1) @ t.w
+"""
+
+
+@expressions(EXACT.rstrip() + TANGENTS)
+def test_tangents_equal_torch(run):
+    found = []
+    for x in twins(torch.float64):
+        with forward_ad.dual_level():
+            leaves = Leaves()
+            for name, leaf in vars(leaves).items():
+                tangent = torch.arange(leaf.numel(), dtype=leaf.dtype).reshape(leaf.shape) - 3
+                setattr(leaves, name, forward_ad.make_dual(leaf, tangent))
+            result = to_dense(run(x, leaves))
+            if not result.is_floating_point():
+                return
+            primal, tangent = forward_ad.unpack_dual(result)
+            found.append((primal, torch.zeros_like(primal) if tangent is None else tangent))
+    assert torch.equal(found[1][0], found[0][0])
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=0, equal_nan=True)
+
+
 @expressions(EXACT)
 def test_second_derivative_equals_torch(run):
     dense, ours = twins(torch.float64)

@@ -25,7 +25,7 @@ from hotrow.conversion.sampling import (
     call_states,
     saved_tensor_hook,
 )
-from hotrow.kernels.tracing import is_compiling, never_compile_alone
+from hotrow.kernels.tracing import has_derivative, has_tangent, is_compiling, never_compile_alone
 from hotrow.onehot.encoding import ClassIndexError, encode, encode_or_none
 from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.parts import Field
@@ -106,7 +106,7 @@ def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
     The result is not cached, because torch's version counter misses some writes.
     """
     count, limit = len(matrix), _MAX_ROWS_PER_ID * ids.numel()
-    if matrix.requires_grad or matrix.device.type != "cpu" or not 1 < count <= limit:
+    if has_derivative(matrix) or matrix.device.type != "cpu" or not 1 < count <= limit:
         return False
     if matrix[0, 0] != 1 or matrix[0, 1] != 0:
         return False
@@ -239,7 +239,8 @@ def _gumbel_softmax(
     if not logits.is_floating_point() or logits.shape[-1] < 2:
         return None
     soft = func(logits, tau, False, eps, dim)
-    if not bool(soft.isfinite().all()):  # torch's own sample would not be finite either
+    # Torch's own sample would not be finite either. A one-hot has no tangent in forward mode.
+    if not bool(soft.isfinite().all()) or has_tangent(soft):
         hard_sample = torch.zeros_like(soft).scatter_(-1, soft.max(-1, keepdim=True)[1], 1.0)
         sample: Tensor = hard_sample - soft.detach() + soft
         return sample

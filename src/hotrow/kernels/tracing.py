@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch._C import _functorch
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._compile import _disable_dynamo
@@ -49,6 +50,18 @@ is_compiling = (
 def is_transforming() -> bool:
     """Return whether `torch.func` or forward-mode autograd is active; both need special rules."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def has_derivative(t: Tensor) -> bool:
+    """Return whether autograd may compute a derivative with respect to this tensor."""
+    return t.requires_grad or torch._C._are_functorch_transforms_active() or has_tangent(t)
+
+
+def has_tangent(t: Tensor) -> bool:
+    """Return whether the tensor has a tangent in forward-mode autograd."""
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def transform_level() -> int:

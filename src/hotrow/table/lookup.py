@@ -65,11 +65,11 @@ def look_up_bags(
     """
     scales = per_sample_weights
     same_dtype = scales is None or scales.dtype == weight.dtype
-    # torch's embedding_bag does not support mixed or integer dtypes, empty bags, or second
-    # derivatives with respect to the weights of the ids.
+    # torch's embedding_bag does not support mixed or integer dtypes, empty bags, forward mode, or
+    # second derivatives with respect to the weights of the ids.
     has_plain_weights = scales is None or not scales.requires_grad or isinstance(weight, Table)
     supported = same_dtype and weight.is_floating_point() and has_plain_weights
-    if not (supported and ids.shape[1]):
+    if not (supported and ids.shape[1]) or is_transforming():
         rows = look_up(weight, ids, columns)
         rows = rows if scales is None else rows * scales.unsqueeze(-1)
         return rows.sum(1, dtype=rows.dtype)
@@ -78,7 +78,7 @@ def look_up_bags(
     _record_lookup_axis(weight, columns)
     table = weight.t() if columns else weight
     only_table = table.requires_grad and (scales is None or not scales.requires_grad)
-    if is_compiling() or is_transforming() or not (only_table and torch.is_grad_enabled()):
+    if is_compiling() or not (only_table and torch.is_grad_enabled()):
         return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
     result: Tensor = _Bags.apply(table, ids, scales, columns)  # type: ignore[no-untyped-call]
     return result

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling, is_transforming
+from hotrow.kernels.tracing import has_derivative, is_compiling, is_transforming
 from hotrow.onehot.gather import broadcast_parts, gather, running_count, spans_classes
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part, keeps_sums
@@ -129,7 +129,7 @@ def elementwise(
         parts = [part.without_repeats(x.cached_dtype) for part in parts if isinstance(part, Field)]
     if not is_linear and (x.grad_proxy is not None or is_compiling()):
         return NotImplemented
-    if x.grad_proxy is not None and any(value.requires_grad for value in dense):
+    if x.grad_proxy is not None and any(has_derivative(value) for value in dense):
         return NotImplemented  # the rule does not support second derivatives
     if not math.isfinite(x.fill) and any(value.requires_grad for value in dense):
         return NotImplemented  # the gradient at the ids would be 0 * inf
@@ -149,7 +149,7 @@ def elementwise(
             outside = run(fill_tensor(x, len(layout.order)))
         else:
             outside = torch.as_tensor(source, dtype=out.dtype, device=x.cached_device)
-        if outside.requires_grad and not absorbs and not spans_classes(outside, layout):
+        if has_derivative(outside) and not absorbs and not spans_classes(outside, layout):
             return NotImplemented
         if spans_classes(outside, layout):
             return _replace_entries(x, parts, layout, args, kwargs, func, outside, out)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling, is_transforming
+from hotrow.kernels.tracing import has_derivative, is_compiling, is_transforming
 from hotrow.onehot.gather import broadcast_parts, gather
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, rule
@@ -200,7 +200,7 @@ def _(
     field = target.field
     is_plain = label_smoothing == 0 and target.fill == 0 and field.weights is None
     # If the target consists of ids, torch does not compute the gradient of the weight.
-    needs_weight_grad = weight is not None and weight.requires_grad
+    needs_weight_grad = weight is not None and has_derivative(weight)
     if is_plain and field.has_one_id and not needs_weight_grad:
         total = F.cross_entropy(input, field.ids[..., 0], weight, reduction="none")
         return _reduced(total, reduction)

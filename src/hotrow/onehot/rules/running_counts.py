@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import has_derivative, is_compiling
 from hotrow.onehot.gather import running_count
 from hotrow.onehot.parts import Field, have_same_memory
 from hotrow.onehot.registry import USE_TORCH, materialize, overloads, rule
@@ -58,7 +58,7 @@ def change_count(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if count is None or not x.is_plain or is_compiling():
         return NotImplemented
     operands = [each for each in others if isinstance(each, Tensor)]
-    if any(math.prod(sizes_of(each)) >= x.entries or each.requires_grad for each in operands):
+    if any(math.prod(sizes_of(each)) >= x.entries or has_derivative(each) for each in operands):
         return NotImplemented
     out = meta_result(func, args, kwargs)
     if tuple(out.shape) != x.sizes:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import has_derivative, is_compiling
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import overloads, rule
@@ -100,7 +100,7 @@ def scatter_at_rows(x: OneHot, rows: Any, ids: Any, value: Any) -> Any:
         fits = value.ndim == 0 or value.shape == ids.shape
         if isinstance(value, OneHot) or not fits or value.dtype != x.cached_dtype:
             return NotImplemented  # torch may cast the value
-        if value.requires_grad:
+        if has_derivative(value):
             return NotImplemented
         value = value.unsqueeze(1) if value.ndim else value.item()
     elif value != 1:
