@@ -82,11 +82,11 @@ def _shorten_path(text: str) -> str:
 
 
 def _agreement_lines(agreements: tuple[Agreement, ...]) -> Iterator[str]:
-    """Yield a line per result, but combine equal gradients into one line, and equal buffers too."""
+    """Yield a line per result, but combine equal results of each kind other than outputs."""
     rows, bitwise_by_kind = [], dict[str, list[Agreement]]()
     for each in sorted(agreements, key=lambda each: not each.name.startswith("output")):
         kind = each.name.partition(" ")[0]
-        if each.verdict == "bitwise" and kind in ("gradient", "buffer"):
+        if each.verdict == "bitwise" and not each.name.startswith("output"):
             bitwise_by_kind.setdefault(kind, []).append(each)
         else:
             rows.append((each.name, _agreement_text(each)))

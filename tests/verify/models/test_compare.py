@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import dataclass
+from enum import Enum
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from hotrow import HotrowError
 from hotrow.cli.model_report import to_text
 from hotrow.onehot.parts import Field
 from hotrow.onehot.rules import contraction, losses, products
+from hotrow.table.parameter import Table
 from hotrow.verify.models.compare import compare_models
 from hotrow.verify.models.products import ProductCounter
 from hotrow.verify.models.splice import ProductSplice
@@ -522,6 +525,290 @@ def test_all_kinds_of_outputs_state_and_in_place_changes_of_inputs():
     } <= results
     assert found.inputs == "states int64 (50,), extra float32 (50, 1)"
     assert "state" not in found.title
+
+
+class Hidden(nn.Module):
+    """A model whose result is wrong, in a place other than its first output, if it uses a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.head = nn.Linear(16, 4), nn.Linear(4, 4)
+        self.average = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(4))
+        self.loss, self.leaf = None, torch.zeros(4, requires_grad=True)
+
+    def forward(self, states, given=None):
+        scores = self.head(self.linear(F.one_hot(states, 16).float()))
+        return scores, self.compute(scores, int(isinstance(self.linear.weight, Table)), given)
+
+    def compute(self, scores, wrong, given):
+        raise NotImplementedError
+
+    def average_scores(self, scores, wrong):
+        return scores.detach().mean(0) + wrong
+
+
+class Color(Enum):
+    RED, BLUE = 0, 1
+
+
+class Holder:
+    def __init__(self, value):
+        self.value, self.itself = value, self
+
+
+class InDistribution(Hidden):
+    def compute(self, scores, wrong, given):
+        return torch.distributions.Normal(scores, 1.0 + wrong)
+
+
+class InObject(Hidden):
+    def compute(self, scores, wrong, given):
+        return Holder([scores.detach() + wrong])
+
+
+class InText(Hidden):
+    def compute(self, scores, wrong, given):
+        return {"label": "ab"[wrong]}
+
+
+class InEnum(Hidden):
+    def compute(self, scores, wrong, given):
+        return Color(wrong)
+
+
+class InSet(Hidden):
+    def compute(self, scores, wrong, given):
+        return {"a", "b", wrong}
+
+
+class InArray(Hidden):
+    def compute(self, scores, wrong, given):
+        return np.arange(3.0)[::-1] + wrong
+
+
+class InLargeInteger(Hidden):
+    def compute(self, scores, wrong, given):
+        return 2**70 + wrong
+
+
+class InComplexNumber(Hidden):
+    def compute(self, scores, wrong, given):
+        return 1j + wrong
+
+
+class InSparseTensor(Hidden):
+    def compute(self, scores, wrong, given):
+        return (scores.detach() + wrong).to_sparse()
+
+
+class InKey(Hidden):
+    def compute(self, scores, wrong, given):
+        return {"ab"[wrong]: scores}
+
+
+class InNone(Hidden):
+    def compute(self, scores, wrong, given):
+        return torch.zeros(0) if wrong else None
+
+
+class InEmptyTensor(Hidden):
+    def compute(self, scores, wrong, given):
+        return [] if wrong else [torch.zeros(0)]
+
+
+class InEqualKeys(Hidden):
+    def compute(self, scores, wrong, given):
+        return {torch.ones(1): 1 + wrong, torch.ones(1): 2}
+
+
+class InDtype(Hidden):
+    def compute(self, scores, wrong, given):
+        return torch.zeros(3, dtype=torch.float64 if wrong else torch.float32)
+
+
+class InFloat8(Hidden):
+    def compute(self, scores, wrong, given):
+        return (scores.detach() + wrong).to(torch.float8_e4m3fn)
+
+
+class InShape(Hidden):
+    def compute(self, scores, wrong, given):
+        return torch.zeros(3, 1 + wrong)
+
+
+class InParameter(Hidden):
+    def compute(self, scores, wrong, given):
+        with torch.no_grad():
+            self.average.copy_(self.average_scores(scores, wrong))
+
+
+class InParameterData(Hidden):
+    def compute(self, scores, wrong, given):
+        self.average.data += 1 + wrong
+
+
+class InOneParameter(Hidden):
+    def compute(self, scores, wrong, given):
+        self.average.data += wrong
+
+
+class InOneBuffer(Hidden):
+    def compute(self, scores, wrong, given):
+        self.seen += wrong
+
+
+class InTable(Hidden):
+    def compute(self, scores, wrong, given):
+        self.linear.weight.data += wrong
+
+
+class InAttribute(Hidden):
+    def compute(self, scores, wrong, given):
+        self.loss = [scores.mean() + wrong]
+
+
+class InLeafGradient(Hidden):
+    def compute(self, scores, wrong, given):
+        return (self.leaf * (1 + wrong)).sum()
+
+
+class InInput(Hidden):
+    def compute(self, scores, wrong, given):
+        given["out"].copy_(self.average_scores(scores, wrong))
+
+
+class InInputObject(Hidden):
+    def compute(self, scores, wrong, given):
+        given["cache"].value = [self.average_scores(scores, wrong)]
+
+
+class InInputKey(Hidden):
+    def compute(self, scores, wrong, given):
+        if not wrong:
+            del given["out"]
+
+
+class InMissingGradient(Hidden):
+    def compute(self, scores, wrong, given):
+        return scores.sum() if wrong else scores.sum() + 0 * self.seen_gradient()
+
+    def seen_gradient(self):
+        return self.average.requires_grad_().sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "note"),
+    [
+        (InDistribution, "output[1].scale", None),
+        (InObject, "output[1].value[0]", None),
+        (InText, "text of output[1]['label']", "'a' in the plain model, 'b' in the converted"),
+        (InEnum, "text of output[1]", "<Color.RED: 0> in the plain model, <Color.BLUE: 1> in"),
+        (InSet, "text of output[1]", "{'a', 'b', 0} in the plain model, {'a', 'b', 1} in"),
+        (InArray, "output[1]", None),
+        (InLargeInteger, "text of output[1]", "1180591620717411303424 in the plain model"),
+        (InComplexNumber, "output[1]", None),
+        (InSparseTensor, "output[1]", None),
+        (InKey, "output[1]['a']", "only the plain model has output[1]['a']"),
+        (InNone, "output[1]", "only the converted model has output[1]"),
+        (InEmptyTensor, "output[1][0]", "only the plain model has output[1][0]"),
+        (InEqualKeys, "output[1][tensor([1.])]", None),
+        (InDtype, "output[1]", "float32 (3,) in the plain model, float64 (3,) in the converted"),
+        (InFloat8, "output[1]", None),
+        (InShape, "output[1]", "float32 (3, 1) in the plain model, float32 (3, 2) in the"),
+        (InParameter, "parameter average", None),
+        (InParameterData, "parameter average", None),
+        (InOneParameter, "parameter average", None),
+        (InOneBuffer, "buffer seen", None),
+        (InTable, "parameter linear.weight", None),
+        (InAttribute, "attribute loss[0]", None),
+        (InLeafGradient, "gradient of attribute leaf", None),
+        (InInput, "input 1['out']", None),
+        (InInputObject, "input 1['cache'].value[0]", None),
+        (InInputKey, "text of input 1['out']", "only the plain model has text of input 1['out']"),
+        (InMissingGradient, "gradient of average", "only the plain model has gradient of average"),
+    ],
+)
+def test_every_result_is_compared(model, name, note):
+    inputs = STATES, {"out": torch.zeros(4), "cache": Holder(None)}
+    found = run(model, inputs)
+    assert found.tables == ("linear.weight",)
+    assert not found
+    by_name = verdicts(found)
+    assert by_name[name] == "different"
+    assert by_name["output[0]"] == by_name["gradient of linear.weight"] == "bitwise"
+    assert name in " ".join(to_text(found).split())
+    if note is None:
+        assert found.notes == ()
+    else:
+        assert any(note in each for each in found.notes)
+
+    class Right(model):
+        def compute(self, scores, wrong, given):
+            return super().compute(scores, 0, given)
+
+    found = run(Right, inputs)
+    assert found
+    assert set(verdicts(found).values()) == {"bitwise"}
+    assert found.notes == ()
+
+
+def test_changed_weights_of_an_embedding_with_max_norm_are_compared():
+    class Limited(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(16, 4, max_norm=0.5)
+
+        def forward(self, states):
+            return self.table(states)
+
+    found = run(Limited, STATES)
+    assert [each.outcome for each in found.findings] == ["table"]
+    assert verdicts(found)["parameter table.weight"] == "bitwise"
+
+
+def test_model_that_returns_nothing_but_changes_its_state_is_compared():
+    class Counts(InParameter):
+        def forward(self, states):
+            super().forward(states)
+
+    assert verdicts(run(Counts, STATES)) == {
+        "text of output": "bitwise",
+        "parameter average": "different",
+    }
+
+
+def test_note_names_the_outputs_that_cannot_be_compared():
+    class Opaque(Hidden):
+        def compute(self, scores, wrong, given):
+            return [object(), {torch.float32: iter(())}, {Color}, {"a": self}, np.array(["a"])]
+
+    found = run(Opaque, STATES)
+    assert found
+    assert found.notes == (
+        "parts of the output that cannot be compared: output[1][0] (object), "
+        "output[1][1][torch.float32] (tuple_iterator), output[1][2] (set), output[1][3]['a'] "
+        "(Opaque), output[1][4] (ndarray)",
+    )
+    assert "parts of the output that cannot be compared" in to_text(found)
+
+    class Several(Hidden):
+        def compute(self, scores, wrong, given):
+            return [object()] * 10
+
+    assert run(Several, STATES).notes[0].endswith("output[1][7] (object) and 2 more")
+
+
+def test_different_text_of_a_nondeterministic_model_is_inconclusive():
+    texts = iter(range(100))
+
+    class Named(Hidden):
+        def compute(self, scores, wrong, given):
+            return f"run {next(texts):03}"
+
+    found = run(Named, STATES)
+    assert verdicts(found)["text of output[1]"] == "unsure"
+    assert found.notes[1].endswith("with the same seed also differ (text of output[1])")
 
 
 def test_model_without_gradients_runs_forward_only():

@@ -31,6 +31,7 @@ from hotrow.verify.models.trial import Inputs, ModelCopy, Trial, find_lookup_wei
 from hotrow.verify.models.verdict import judge_results, merge_agreements
 
 _ROUNDS = 7
+_MAX_PARTS = 8  # the maximum number of parts of the output that a note names
 
 
 def compare_models(
@@ -48,9 +49,17 @@ def compare_models(
 
     A plain copy of the model and a copy converted by `hotrow.convert` both run forward and backward
     with the same random numbers. The gradients of the outputs are random integers. The function
-    compares every output, every gradient, and every buffer that the run changed. It then repeats
-    the comparison with the looked-up weights stored as tables, as in training with `hotrow.optim`.
-    It measures the time and memory of the converted model with these tables.
+    compares:
+
+    - every output: tensors, numbers, numpy arrays and texts, also within containers and objects
+      such as a `torch.distributions.Normal`. A note names each output that can't be compared.
+    - every gradient. A gradient of zeros differs from a missing one, because optimizers skip a
+      parameter without a gradient.
+    - every parameter and buffer that either run changed, every such attribute of a module that is
+      a tensor, a number or a text, or a container of them, and every such value in the inputs
+
+    It then repeats the comparison with the looked-up weights stored as tables, as in training with
+    `hotrow.optim`. It measures the time and memory of the converted model with these tables.
 
     Results are equal if they have the same bits, or differ only in the sign of zeros. Results are
     equal within rounding if both of these conditions hold:
@@ -86,10 +95,10 @@ def compare_models(
 
     Raises:
         HotrowError: the model is not a module, is already converted, can't be copied, rejects the
-            inputs, or returns no tensor.
+            inputs, or returns no tensor and changes none.
         RuntimeError: only the converted model fails. This is an internal error in hotrow.
 
-    Cost: a dozen runs of each model, and three or four copies of the model.
+    Cost: a dozen runs of each model, and four or five copies of the model.
 
     >>> class Policy(nn.Module):
     ...     def __init__(self):
@@ -142,13 +151,14 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
             f"{trial.name} fails on these inputs ({trial.inputs.description}): {one_line(error)}",
             fix=_fix_for(error, trial.model),
         ) from error
-    if not expected:
+    if all(name.startswith("text ") for name in expected):
         raise HotrowError(
             f"{trial.name} returns a {plain.output_type} without tensors, so there is nothing to "
             "compare",
             fix="compare a module that returns tensors, or tuples, dicts or dataclasses of tensors",
         )
-    if not any(each.numel() for name, each in expected.items() if name.startswith("output")):
+    outputs = [each for name, each in expected.items() if name.startswith("output")]
+    if outputs and not any(each.numel() for each in outputs):
         raise HotrowError(
             f"{trial.name} returns only empty tensors for these inputs "
             f"({trial.inputs.description}), so there is nothing to compare",
@@ -161,6 +171,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
         results = converted.compute_results(counter)
         tables = find_lookup_weights(converted.model)
         judgements = [judge_results(trial, expected, results, (), plain.magnitudes)]
+        not_compared = plain.not_compared | converted.not_compared
         report("comparing", 3, steps)
         if tables:
             del converted
@@ -172,6 +183,12 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
     notes = tuple(
         dict.fromkeys(note for _, judgement_notes in judgements for note in judgement_notes)
     )
+    if not_compared:
+        parts = [f"{path} ({kind})" for path, kind in not_compared.items()]
+        more = f" and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
+        notes += (
+            f"parts of the output that cannot be compared: {', '.join(parts[:_MAX_PARTS])}{more}",
+        )
     costs = []
     for index, gradient in enumerate((False, True)):
         if plain.can_run(gradient):

@@ -60,9 +60,11 @@ class ModelComparison:
         training: whether the model was in training mode.
         tables: the weights that were stored as tables, as in training with `hotrow.optim`.
         findings: the parts that were or were not converted, each with its location and the reason.
-        agreements: one `Agreement` for each output, gradient, and buffer that the run changed.
+        agreements: one `Agreement` for each output, for each gradient, and for each parameter,
+            buffer, attribute of a module, or value in the inputs that the run changed.
         costs: the cost of the forward pass alone, and of the forward pass with the gradient.
-        notes: the cause of a difference or an inconclusive result, if it is known.
+        notes: the cause of a difference or an inconclusive result, if it is known, and the parts
+            of the output that can't be compared.
     """
 
     title: str
@@ -77,7 +79,7 @@ class ModelComparison:
 
     @property
     def equal(self) -> bool:
-        """Return whether all outputs, gradients and buffers are equal."""
+        """Return whether all results in `agreements` are equal."""
         return all(agreement.equal for agreement in self.agreements)
 
     @property

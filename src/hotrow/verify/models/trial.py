@@ -1,9 +1,8 @@
-"""Run plain and converted copies of a model, and collect their outputs, gradients and buffers."""
+"""Run plain and converted copies of a model, and collect the results of each run."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,10 +15,15 @@ from hotrow.conversion.convert import convert
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import one_line
 from hotrow.kernels import devices
-from hotrow.onehot.tensor import OneHot
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
-from hotrow.verify.models.splice import ProductSplice, compare_any_tensors
+from hotrow.verify.models.results import (
+    collect_results,
+    collect_state,
+    find_changes,
+    named_leaves,
+)
+from hotrow.verify.models.splice import ProductSplice
 
 _LARGEST = 8  # the largest integer in the outputs' gradients
 
@@ -50,15 +54,19 @@ class Inputs:
         return Inputs(_copy_value(self.args), _copy_value(self.kwargs))
 
     @property
+    def by_name(self) -> dict[str, Any]:
+        """Every argument, with its name in the report."""
+        named = [*enumerate(self.args), *self.kwargs.items()]
+        return {f"input {key}": value for key, value in named}
+
+    @property
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Every tensor in the arguments, with its name."""
-        found = [(f"input {i}", each) for i, each in enumerate(self.args)]
-        found += [(f"input {name}", each) for name, each in self.kwargs.items()]
         return [
-            leaf
-            for name, each in found
-            for leaf in named_tensors(each, name)
-            if _is_not_number(each)
+            (path, leaf)
+            for name, value in self.by_name.items()
+            for path, leaf in named_leaves(value, name)
+            if isinstance(leaf, Tensor)
         ]
 
     @property
@@ -73,10 +81,6 @@ class Inputs:
         return ", ".join(texts) or "no tensors"
 
 
-def _is_not_number(value: Any) -> bool:
-    return not isinstance(value, bool | int | float | complex)
-
-
 def _copy_value(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
@@ -86,25 +90,6 @@ def _copy_value(value: Any) -> Any:
         several = [_copy_value(each) for each in value]
         return type(value)(*several) if hasattr(value, "_fields") else type(value)(several)
     return deepcopy(value)
-
-
-def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield (path, tensor) for every tensor in a value; numbers are converted to tensors."""
-    if isinstance(value, OneHot):
-        value = value.materialize()
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, bool | int | float | complex):
-        yield name, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from named_tensors(each, f"{name}[{key!r}]")
-    elif isinstance(value, tuple | list):
-        for index, each in enumerate(value):
-            yield from named_tensors(each, f"{name}[{index}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from named_tensors(getattr(value, field.name), f"{name}.{field.name}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +102,12 @@ class Trial:
     seed: int
     to: str = "lookup"
     device: str | None = None  # where the copies run; None for the model's own device
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """All that a run can change, by name, with the values before any run."""
+        state = collect_state(self.model, self.inputs.by_name)
+        return {name: value.detach().to(self.device) for name, value in state.items()}
 
     def make_plain(self) -> ModelCopy:
         """Copy the model."""
@@ -158,43 +149,50 @@ class ModelCopy:
 
     Attributes:
         output_type: the name of the type that the model returned.
+        not_compared: the type of each part of the output that can't be compared, by path.
         magnitudes: the largest finite magnitude in each result.
     """
 
     def __init__(self, model: nn.Module, trial: Trial) -> None:
         self.model, self.trial = model, trial
         self.output_type, self.magnitudes = "", dict[str, float]()
+        self.not_compared: dict[str, str] = {}
         self._cotangents: dict[tuple[str, torch.Size], Tensor] = {}
         self._given = trial.inputs.copy()
-        self._mutates_inputs = True
+        self._changes_inputs = True
         self._differentiable = False
 
     def compute_results(self, mode: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
-        """Run the model once with the trial's seed under `mode`; return all results by name."""
-        before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        """Run the model once with the trial's seed under `mode`; return all results by name.
+
+        The results are the outputs, the gradients, and the state and inputs that the run changed.
+        """
         inputs = self.trial.inputs.copy()
-        versions = [tensor._version for _, tensor in inputs.tensors]
+        state = collect_state(self.model, inputs.by_name)
+        before = {name: value.detach().clone() for name, value in state.items()}
         self._drop_gradients(inputs)
         with torch.random.fork_rng(devices.all_accelerators()), torch.enable_grad():
             torch.manual_seed(self.trial.seed)
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
-            found = {name: output.detach().clone() for name, output in outputs}
+            found = {name: output.detach().clone() for name, output in outputs.items()}
             # Keep the splice active, so that recomputation in the backward pass gives the same
             # values as the forward pass.
             with mode if isinstance(mode, ProductSplice) else nullcontext():
                 self._differentiate(outputs)
-        self._mutates_inputs = versions != [tensor._version for _, tensor in inputs.tensors]
         if isinstance(mode, ProductSplice):
             mode.finish()
-        tensors = [*self.model.named_parameters(), *inputs.tensors]
-        found |= {f"gradient of {n}": _to_dense(p.grad) for n, p in tensors if p.grad is not None}
-        for name, buffer in self.model.named_buffers():
-            if (
-                name not in before
-                or compare_any_tensors("", before[name], buffer).verdict != "bitwise"
-            ):
-                found[f"buffer {name}"] = buffer.detach().clone()
+        after = collect_state(self.model, inputs.by_name)
+        leaves = {name.removeprefix("parameter "): each for name, each in after.items()}
+        leaves |= dict(inputs.tensors)
+        found |= {
+            f"gradient of {name}": _to_dense(each.grad)
+            for name, each in leaves.items()
+            if each.is_leaf and each.grad is not None
+        }
+        changed = find_changes(before, after)
+        self._changes_inputs = any("input " in name for name in changed)
+        found |= changed
         self.magnitudes = {name: _largest_magnitude(values) for name, values in found.items()}
         return found
 
@@ -212,7 +210,7 @@ class ModelCopy:
 
     def run(self, gradient: bool) -> Any:
         """Run the model once for a measurement."""
-        given = self._given.copy() if self._mutates_inputs else self._given
+        given = self._given.copy() if self._changes_inputs else self._given
         with torch.set_grad_enabled(gradient):
             outputs = self._run_forward(given)
             if gradient:
@@ -233,13 +231,14 @@ class ModelCopy:
         for _, tensor in inputs.tensors:
             tensor.grad = None
 
-    def _run_forward(self, inputs: Inputs) -> list[tuple[str, Tensor]]:
+    def _run_forward(self, inputs: Inputs) -> dict[str, Tensor]:
         returned = self.model(*inputs.args, **inputs.kwargs)
         self.output_type = type(returned).__name__
-        return list(named_tensors(returned, "output"))
+        outputs, self.not_compared = collect_results(returned, "output")
+        return outputs
 
-    def _differentiate(self, outputs: list[tuple[str, Tensor]]) -> None:
-        trained = [(name, output) for name, output in outputs if output.requires_grad]
+    def _differentiate(self, outputs: dict[str, Tensor]) -> None:
+        trained = [(name, output) for name, output in outputs.items() if output.requires_grad]
         self._differentiable = bool(trained)
         if trained:
             cotangents = [self._cotangent(name, output) for name, output in trained]
@@ -273,5 +272,7 @@ def _to_dense(gradient: Tensor) -> Tensor:
 def _largest_magnitude(values: Tensor) -> float:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
+    if values.is_floating_point() and values.element_size() == 1:
+        values = values.float()  # torch has no isfinite for float8
     finite = values[values.isfinite()].double().abs()
     return float(finite.max()) if len(finite) else 0.0

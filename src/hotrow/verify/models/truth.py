@@ -33,13 +33,15 @@ def run_in_float64(trial: Trial) -> dict[str, Tensor]:
         return {}
 
 
-def is_as_close(truth: Tensor | None, plain: Tensor, converted: Tensor) -> bool:
+def is_as_close(truth: Tensor | None, plain: Tensor | None, converted: Tensor | None) -> bool:
     """Return whether the converted model is as close to the float64 run as the plain model is.
 
     The error of each value may exceed the largest error of the plain model by at most 2 ulp. The
     result is false if the plain model's own error is so large that it could hide a wrong number.
     """
-    if truth is None or truth.dtype != torch.float64 or truth.shape != plain.shape:
+    if truth is None or plain is None or converted is None:
+        return False
+    if truth.dtype != torch.float64 or truth.shape != plain.shape:
         return False
     if not plain.is_floating_point() or plain.dtype == torch.float64 or not truth.numel():
         return False

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.inputs.text import elide, one_line
-from hotrow.verify.agreement import Agreement, Verdict
+from hotrow.verify.agreement import Agreement, Bound, Verdict
+from hotrow.verify.models.results import describe_difference
 from hotrow.verify.models.splice import ProductSplice, compare_any_tensors
 from hotrow.verify.models.trial import Trial
 from hotrow.verify.models.truth import is_as_close, run_in_float64
@@ -24,26 +25,31 @@ def judge_results(
     magnitudes: dict[str, float],
 ) -> tuple[list[Agreement], list[str]]:
     """Return an agreement for each result, and notes on the causes of differences."""
-    missing = torch.zeros(0)
-    names = list(dict.fromkeys([*expected, *results]))
-    # If no row of a weight is selected, its gradient may be missing or all zeros.
-    pairs = {name: (expected.get(name, missing), results.get(name, missing)) for name in names}
-    for name, (a, b) in pairs.items():
-        if name.startswith("gradient") and (name in expected) != (name in results):
-            gradient = a if name in expected else b
-            pairs[name] = (gradient, torch.zeros_like(gradient))
-    agreements = [compare_any_tensors(name, a, b) for name, (a, b) in pairs.items()]
+    state = trial.state
+
+    def find(found: dict[str, Tensor], name: str) -> Tensor | None:
+        """Return the result, or the value before the run if the run did not change it."""
+        value = found.get(name)
+        return state.get(name) if value is None else value
+
+    pairs = {name: (find(expected, name), find(results, name)) for name in {**expected, **results}}
+    agreements = [_compare_results(name, a, b) for name, (a, b) in pairs.items()]
     if all(each.verdict in ("bitwise", "zeros") for each in agreements):
         return agreements, []
-    notes = _find_non_finite(trial.model)
+    described = (describe_difference(name, *pair) for name, pair in pairs.items())
+    notes = [elide(text, 200) for text in described if text is not None][:3]
+    notes += _find_non_finite(trial.model)
     repeated = trial.make_plain().compute_results()
-    if any(
-        name not in repeated
-        or compare_any_tensors(name, expected[name], repeated[name]).verdict != "bitwise"
-        for name in expected
-    ):
+    varying = [
+        name
+        for name in {**expected, **repeated}
+        if _compare_results(name, find(expected, name), find(repeated, name)).verdict != "bitwise"
+    ]
+    if varying:
+        names = f"{', '.join(varying[:3])}{', …' if len(varying) > 3 else ''}"
         notes.append(
-            "the plain model is not deterministic: two of its runs with the same seed also differ"
+            "the plain model is not deterministic: two of its runs with the same seed also differ "
+            f"({names})"
         )
         return [_with_verdict(each, "unsure") for each in agreements], notes
     splice = ProductSplice()
@@ -68,8 +74,7 @@ def judge_results(
         parameter = parameters.get(name.removeprefix("gradient of "))
         if parameter is not None and name in expected and name.startswith("gradient of "):
             bound = splice.gradient_bound(parameter, expected[name])
-        spliced_result = spliced.get(name, missing)
-        remainder = compare_any_tensors(name, pairs[name][0], spliced_result, bound)
+        remainder = _compare_results(name, pairs[name][0], find(spliced, name), bound)
         # A difference in more than half of the digits is an error, or strongly amplified rounding.
         epsilon = _epsilon_of(pairs[name][0])  # 0 for integers, whose sums are exact
         tolerated = (max(splice.epsilon, epsilon) if epsilon else 0.0) ** 0.5
@@ -91,9 +96,19 @@ def judge_results(
     return judgements, notes
 
 
-def _epsilon_of(values: Tensor) -> float:
-    exact = not (values.is_floating_point() or values.is_complex())
-    return 0.0 if exact else torch.finfo(values.dtype).eps
+def _compare_results(
+    name: str, a: Tensor | None, b: Tensor | None, bound: Bound | None = None
+) -> Agreement:
+    """Compare like `compare_any_tensors`; a missing result differs from every result."""
+    if a is not None and b is not None:
+        return compare_any_tensors(name, a, b, bound)
+    count = max((each.numel() for each in (a, b) if each is not None), default=0)
+    return Agreement(name, count, 0, "different", 0, float("inf"), None)
+
+
+def _epsilon_of(values: Tensor | None) -> float:
+    is_rounded = values is not None and (values.is_floating_point() or values.is_complex())
+    return torch.finfo(values.dtype).eps if values is not None and is_rounded else 0.0
 
 
 def _with_verdict(agreement: Agreement, verdict: Verdict) -> Agreement:

@@ -1,0 +1,159 @@
+"""Collect the results of a run as tensors: what the model returns, and the state that it changes.
+
+A result that is not a tensor becomes one. For a text, the values of this tensor are its bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hotrow.onehot.tensor import OneHot
+from hotrow.verify.models.splice import compare_any_tensors
+
+_TEXT = "text of "
+_PLAIN_TEXTS = str, bytes, bytearray, Enum, range, slice, type(None)
+_TORCH_TEXTS = torch.Size, torch.dtype, torch.device, torch.layout
+_TEXTS = *_PLAIN_TEXTS, *_TORCH_TEXTS  # compared by their repr
+_NUMBERS = bool, int, float, complex
+_UNREADABLE = nn.Module, ModuleType, type
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+def named_leaves(
+    value: Any, name: str, objects: bool = True, seen: dict[int, Any] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield (path, leaf) for each leaf of nested containers and, if `objects`, of other objects.
+
+    An empty container is a leaf. An object that is found a second time is left out.
+    """
+    seen = {} if seen is None else seen
+    if isinstance(value, OneHot):
+        value = value.materialize()
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, (Tensor, *_NUMBERS, *_TEXTS, *_UNREADABLE)):
+        pass
+    elif isinstance(value, Mapping):
+        items = [(f"[{key!r}]", each) for key, each in value.items()]
+    elif isinstance(value, Sequence):
+        items = [(f"[{index}]", each) for index, each in enumerate(value)]
+    elif objects or dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        attributes = {field.name: getattr(value, field.name) for field in fields}
+        attributes |= getattr(value, "__dict__", {})
+        items = [(f".{key}", each) for key, each in attributes.items()]
+        if items and id(value) in seen:
+            return
+        seen[id(value)] = value  # keep the object alive, so that no other gets its id
+    if not items:
+        yield name, value
+    for path, each in items:
+        yield from named_leaves(each, name + path, objects, seen)
+
+
+def collect_results(
+    value: Any, name: str, objects: bool = True
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensor of each leaf by name, and the type of each leaf that has none by path."""
+    results, types = dict[str, Tensor](), dict[str, str]()
+    for path, leaf in named_leaves(value, name, objects):
+        converted = list(_to_tensors(path, leaf))
+        if not converted:
+            types[path] = type(leaf).__name__
+        for leaf_name, tensor in converted:
+            while leaf_name in results:  # two keys of a dict have the same repr
+                leaf_name += "'"
+            results[leaf_name] = tensor
+    return results, types
+
+
+def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all that a run can change, by name: the model's state and the arguments.
+
+    The state consists of the parameters, the buffers, and other attributes of modules that are
+    tensors, numbers or texts, or containers of them.
+    """
+    state: dict[str, Tensor] = {
+        f"parameter {name}": parameter for name, parameter in model.named_parameters()
+    }
+    for name, buffer in model.named_buffers():
+        state |= collect_results(buffer, f"buffer {name}")[0]
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in _MODULE_ATTRIBUTES:
+                name = f"attribute {path}.{key}" if path else f"attribute {key}"
+                values, _ = collect_results(value, name, objects=False)
+                state |= {n: v for n, v in values.items() if not isinstance(v, nn.Parameter)}
+    for name, value in args.items():
+        state |= collect_results(value, name)[0]
+    return state
+
+
+def find_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy of each value that changed or is new, and a text for each that is gone."""
+    changed = {
+        name: value.detach().clone()
+        for name, value in after.items()
+        if name not in before
+        or compare_any_tensors(name, before[name], value.detach()).verdict != "bitwise"
+    }
+    gone = [name for name in before if name not in after and not name.startswith(_TEXT)]
+    return changed | {_TEXT + name: _encode_text("removed") for name in gone}
+
+
+def describe_difference(name: str, a: Tensor | None, b: Tensor | None) -> str | None:
+    """Describe how results of the plain and the converted model differ other than in numbers."""
+    if a is None or b is None:
+        return f"only the {'converted' if a is None else 'plain'} model has {name}"
+    if name.startswith(_TEXT):
+        if torch.equal(a, b):
+            return None
+        values = [bytes(each.tolist()).decode(errors="replace") for each in (a, b)]
+    else:
+        values = [f"{str(each.dtype)[6:]} {tuple(each.shape)}" for each in (a, b)]
+    if values[0] == values[1]:
+        return None
+    return f"{name}: {values[0]} in the plain model, {values[1]} in the converted model"
+
+
+def _to_tensors(name: str, leaf: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors with the values of a leaf: none if it can't be read, several if nested."""
+    text = _text_of(leaf)
+    if text is not None:
+        yield _TEXT + name, _encode_text(text)
+    elif isinstance(leaf, Tensor) and leaf.is_nested:
+        yield from ((f"{name}[{index}]", each) for index, each in enumerate(leaf.unbind()))
+    elif isinstance(leaf, Tensor) and not (leaf.is_meta or leaf.is_quantized):
+        yield name, leaf if leaf.layout == torch.strided else leaf.to_dense()
+    elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
+        dtype = torch.float64 if isinstance(leaf, float) else None
+        dtype = torch.complex128 if isinstance(leaf, complex) else dtype
+        yield name, torch.tensor(leaf, dtype=dtype)
+    elif isinstance(leaf, np.ndarray | np.generic):
+        with suppress(TypeError):  # torch has no such dtype
+            yield name, torch.from_numpy(np.array(leaf, order="C"))
+
+
+def _text_of(leaf: Any) -> str | None:
+    is_empty = isinstance(leaf, Mapping | Sequence) and not leaf
+    if isinstance(leaf, _TEXTS) or is_empty:
+        return repr(leaf)
+    if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
+        return repr(leaf)
+    is_set = isinstance(leaf, set | frozenset)
+    if is_set and all(isinstance(each, (*_NUMBERS, *_TEXTS)) for each in leaf):
+        return f"{{{', '.join(sorted(map(repr, leaf)))}}}"
+    return None
+
+
+def _encode_text(text: str) -> Tensor:
+    """Return the bytes of a text as a tensor."""
+    return torch.frombuffer(bytearray(text, "utf-8", "surrogatepass"), dtype=torch.uint8)
