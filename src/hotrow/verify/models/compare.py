@@ -55,8 +55,8 @@ def compare_models(
       such as a `torch.distributions.Normal`. A note names each output that can't be compared.
     - every gradient. A gradient of zeros differs from a missing one, because optimizers skip a
       parameter without a gradient.
-    - every parameter and buffer that either run changed, every such attribute of a module that is
-      a tensor, a number or a text, or a container of them, and every such value in the inputs
+    - every parameter and buffer that either run changed, every such tensor in an attribute of a
+      module, and every such value in the inputs.
 
     It then repeats the comparison with the looked-up weights stored as tables, as in training with
     `hotrow.optim`. It measures the time and memory of the converted model with these tables.

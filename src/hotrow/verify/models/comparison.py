@@ -61,7 +61,7 @@ class ModelComparison:
         tables: the weights that were stored as tables, as in training with `hotrow.optim`.
         findings: the parts that were or were not converted, each with its location and the reason.
         agreements: one `Agreement` for each output, for each gradient, and for each parameter,
-            buffer, attribute of a module, or value in the inputs that the run changed.
+            buffer, tensor in an attribute of a module, or value in the inputs that the run changed.
         costs: the cost of the forward pass alone, and of the forward pass with the gradient.
         notes: the cause of a difference or an inconclusive result, if it is known, and the parts
             of the output that can't be compared.

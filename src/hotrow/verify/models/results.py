@@ -78,8 +78,8 @@ def collect_results(
 def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return all that a run can change, by name: the model's state and the arguments.
 
-    The state consists of the parameters, the buffers, and other attributes of modules that are
-    tensors, numbers or texts, or containers of them.
+    The state consists of the parameters, the buffers, and other tensors in attributes of modules.
+    Numbers and texts there, such as a logged loss, may depend on rounding or on the time.
     """
     state: dict[str, Tensor] = {
         f"parameter {name}": parameter for name, parameter in model.named_parameters()
@@ -90,8 +90,9 @@ def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor
         for key, value in vars(module).items():
             if key not in _MODULE_ATTRIBUTES:
                 name = f"attribute {path}.{key}" if path else f"attribute {key}"
-                values, _ = collect_results(value, name, objects=False)
-                state |= {n: v for n, v in values.items() if not isinstance(v, nn.Parameter)}
+                for leaf_name, leaf in named_leaves(value, name, objects=False):
+                    if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
+                        state |= _to_tensors(leaf_name, leaf)
     for name, value in args.items():
         state |= collect_results(value, name)[0]
     return state
