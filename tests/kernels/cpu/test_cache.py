@@ -161,12 +161,23 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 """
 
 
+def run_limited(name, folder):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-c", LIMITED + PROCESS, name]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
 @exhaustive
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource limits")
-def test_a_kernel_that_cannot_be_cached_still_runs(filled, tmp_path):
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_a_kernel_that_cannot_be_cached_is_compiled_again(is_stale, filled, tmp_path):
     _, first = filled
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", LIMITED + PROCESS, NAMES[0]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == first[0]
-    assert not list(tmp_path.rglob("rows*.nbc"))
+    if is_stale:
+        results([begin(NAMES[0], tmp_path)])
+        for index in tmp_path.rglob("rows*.nbi"):
+            index.write_bytes(index.read_bytes()[:50])
+    assert run_limited(NAMES[1], tmp_path).stdout == first[1]
+    assert results([begin(NAMES[1], tmp_path)]) == first[1:]
+    assert results([begin(NAMES[1], tmp_path)]) == first[1:]
+    (kernel,) = tmp_path.rglob("rows*.nbc")
+    assert kernel.stat().st_size > 4096

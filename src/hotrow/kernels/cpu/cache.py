@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -31,13 +32,16 @@ def _kernel_digest() -> str:
 
 
 def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel with `njit(cache=True)` and fix four problems with numba's cache.
+    """Compile a kernel with `njit(cache=True)` and fix five problems with numba's cache.
 
     - Stale code: numba checks only the modification time of the function's own file. Here, editing
       any file in `kernels` invalidates the cache.
     - Locking: numba reads and writes the cache index without a lock. If two processes, such as two
       ranks in their first run, save at the same time, one may load the other's code. Here, a file
       lock lets only one process at a time access the index.
+    - Order: numba writes the index before the kernel, and reuses file names. After an interrupted
+      write, the index may refer to another kernel. Here, each kernel gets a new name, and the index
+      is written last.
     - Errors: numba raises an error if the cache is damaged or the disk is full. Here, the kernel is
       compiled again, or not cached.
     - Startup: numba imports its whole compiler before it loads a kernel, and this import takes most
@@ -52,8 +56,20 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     except RuntimeError:  # no writable cache folder, for example on a read-only file system
         return njit(**JIT_OPTIONS)(function)
     cache = dispatcher._cache
-    cache._cache_file._source_stamp = _kernel_digest()
+    file = cache._cache_file
+    file._source_stamp, stem = _kernel_digest(), file._index_name.removesuffix(".nbi")
     lock = Path(cache.cache_path) / "hotrow.lock"
+
+    def save_file(key: Any, data: Any) -> None:
+        index = file._load_index()
+        name = f"{stem}.{uuid.uuid4().hex}.nbc"
+        file._save_data(name, data)
+        file._save_index({**index, key: name})
+        names = {*index.values(), name} - {index.get(key)}
+        for other in lock.parent.glob("*.nbc"):
+            if other.name.startswith(f"{stem}.") and other.name not in names:
+                with suppress(OSError):  # on Windows, another process may be reading it
+                    other.unlink()
 
     def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -70,9 +86,10 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return cache._load_overload(signature, context)
         except Exception:  # numba can't add kernels to a damaged index
-            Path(cache._cache_file._index_path).unlink()
+            Path(file._index_path).unlink()
             raise
 
+    file.save = save_file
     cache.load_overload = with_lock(load)
     cache.save_overload = with_lock(cache.save_overload)
     return dispatcher
