@@ -788,6 +788,26 @@ def test_a_loaded_state_is_saved_in_the_files(has_state, steps, tmp_path):
         assert_same_run(again.layer, other, layer, optimizer)
 
 
+def test_a_loaded_state_whose_step_count_is_0_is_saved(tmp_path):
+    layer = in_memory()
+    optimizer = make("Adam", layer)
+    for t in range(4):
+        step(layer, optimizer, t)
+    state = optimizer.state_dict()
+    state["state"][0]["step"] = torch.zeros(())
+    optimizer.load_state_dict(state)
+    with create(tmp_path / "t") as store:
+        store.layer.load_state_dict(layer.state_dict())
+        make("Adam", store.layer).load_state_dict(state)
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        own = make("Adam", store.layer)
+        for t in range(4, 8):
+            step(layer, optimizer, t)
+            step(store.layer, own, t)
+        assert_same_run(store.layer, own, layer, optimizer)
+
+
 @pytest.mark.parametrize("use", ["step", "state_dict"])
 def test_a_scalar_that_was_changed_in_place_is_used_before_it_is_saved(use, tmp_path):
     with create(tmp_path / "t") as store:

@@ -11,7 +11,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -72,11 +72,6 @@ Raises:
 >>> model(torch.tensor([2, 0, 2])).sum().backward()
 >>> optimizer.step()
 """
-
-
-def _has_steps(state: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer's state is the result of steps."""
-    return bool(state) and float(state.get("step", 1)) != 0
 
 
 def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
@@ -238,11 +233,11 @@ class RowOptimizer(_Optimizer):
                 table.dense_step = table.dense_step or self._count
             table.close_lag()
             dense.append((group, table, gradient))
-        if dense:
-            with ExclusiveAccess():  # so that no other thread freezes rows meanwhile
+        if dense or self._has_other_gradients():
+            for ledger, group in {lag.ledger: group for lag, group, _ in pending_steps}.items():
+                ledger.next_entry(group)  # raises an error before any parameter changes
+            with ExclusiveAccess() if dense else nullcontext():  # no other thread may freeze rows
                 self._dense_step(gradients, dense)
-        elif self._has_other_gradients():
-            self._dense_step(gradients, dense)
         if pending_steps:
             with ExclusiveAccess():
                 # Another thread may have closed a lag, for example in `state_dict`.
@@ -356,7 +351,7 @@ class RowOptimizer(_Optimizer):
     def table_state(self, table: Table) -> Any:
         """Return a table's state; if a table on disk has none yet, return its saved state."""
         state = self.state[table]
-        is_new = not isinstance(state, RowState) and not _has_steps(state)
+        is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
         if table.backing is not None and is_new:
             lag, state = table.lag, {}
             if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
@@ -490,7 +485,9 @@ class RowOptimizer(_Optimizer):
         finally:
             handle.remove()
         for group, table in self._tables():
-            if table.backing is not None and _has_steps(self.state.get(table, {})):
+            state = self.state[table]
+            if table.backing is not None and (state or not self.rule.initial_slots(group)):
+                self.state[table] = RowState(state)
                 self._prepare_lag(table, self._numeric(group))  # so that `Store.save` saves it
 
     def _prepare_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
