@@ -6,12 +6,23 @@ from torch import nn
 
 import hotrow
 from hotrow import HotrowError
-from hotrow.optim import updater
+from hotrow.kernels.default import operators as default
+from hotrow.optim import ledger, updater
+from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
 
 ROWS, COLUMNS = 12, 3
-OPTIONS = {"AdamW": {"lr": 0.1}, "NAdam": {"lr": 0.1}, "SGD": {"lr": 0.1, "momentum": 0.9}}
+OPTIONS = {
+    "AdamW": {"lr": 0.1},
+    "NAdam": {"lr": 0.1},
+    "ASGD": {"lr": 0.1, "t0": 3},
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "Adagrad": {"lr": 0.1},  # changes no idle row
+}
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16], ids=["compiled", "plain torch"]
+)
 
 
 def make_run(name, dtype=torch.float32):
@@ -51,7 +62,7 @@ def fail(*arguments):
 
 
 @pytest.mark.parametrize("steps", [0, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["compiled", "plain torch"])
+@DTYPES
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_step_can_be_repeated_if_no_row_has_changed(name, dtype, steps, monkeypatch):
     run, other = make_run(name, dtype), make_run(name, dtype)
@@ -69,9 +80,10 @@ def test_a_step_can_be_repeated_if_no_row_has_changed(name, dtype, steps, monkey
     assert_same_runs(run, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["compiled", "plain torch"])
-def test_reads_and_steps_raise_after_only_some_tables_took_a_step(dtype, monkeypatch):
-    layers, optimizer = make_run("AdamW", dtype)
+@DTYPES
+@pytest.mark.parametrize("name", OPTIONS)
+def test_reads_and_steps_raise_after_only_some_tables_took_a_step(name, dtype, monkeypatch):
+    layers, optimizer = make_run(name, dtype)
     train(layers, optimizer, range(3))
     backward(layers, optimizer, 3)
     original, calls = updater.step_rows_together, []
@@ -85,15 +97,73 @@ def test_reads_and_steps_raise_after_only_some_tables_took_a_step(dtype, monkeyp
         with pytest.raises(MemoryError):
             optimizer.step()
     assert len(calls) == 2
-    ids = torch.arange(ROWS)
+    assert_all_uses_raise(layers, optimizer)
+
+
+def test_reads_and_steps_raise_after_the_scalars_of_a_step_were_not_written(monkeypatch):
+    layers, optimizer = make_run("NAdam")
+    train(layers, optimizer, range(3))
+    backward(layers, optimizer, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowLag, "write_scalars", fail)
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    assert_all_uses_raise(layers, optimizer)
+
+
+@pytest.mark.parametrize("read", ["settle", "look_up"])
+def test_reads_and_steps_raise_after_a_read_in_plain_torch_has_failed(read, monkeypatch):
+    layers, optimizer = make_run("SGD", torch.float16)
+    train(layers, optimizer, range(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(default, "advance_rows", fail)
+        for layer in layers:
+            assert layer.weight.has_stale_rows
+            with pytest.raises(MemoryError):
+                layer.weight.sum() if read == "settle" else layer(torch.arange(ROWS))
+    assert_all_uses_raise(layers, optimizer)
+
+
+def assert_all_uses_raise(layers, optimizer):
+    assert all(layer.weight.grad is not None for layer in layers)
     for use in (
+        optimizer.state_dict,  # must not remove the mark of the interrupted step
         optimizer.step,
-        optimizer.state_dict,
         *(layer.weight.sum for layer in layers),
-        *(lambda layer=layer: layer(ids) for layer in layers),
+        *(lambda layer=layer: layer(torch.arange(ROWS)) for layer in layers),
+        *(layer.state_dict for layer in layers),
     ):
-        with pytest.raises(HotrowError, match="an error has interrupted a step"):
+        with pytest.raises(HotrowError, match="an error has interrupted a step or a read"):
             use()
+
+
+@pytest.mark.parametrize("name", ["ASGD", "NAdam"])
+def test_a_step_can_be_repeated_if_the_ledger_could_not_grow(name, monkeypatch):
+    run, other = make_run(name), make_run(name)
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(64))  # the ledger starts with room for 64 steps
+        backward(layers, optimizer, 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.np, "concatenate", fail)
+        with pytest.raises(MemoryError):
+            run[1].step()
+    for layers, optimizer in (run, other):
+        optimizer.step()
+        train(layers, optimizer, range(65, 70))
+    assert_same_runs(run, other)
+
+
+def test_invalid_options_of_a_table_change_no_dense_parameter():
+    table = hotrow.convert(nn.Embedding(ROWS, COLUMNS), min_entries=0)
+    assert type(table.weight) is Table
+    dense = nn.Linear(COLUMNS, 1)
+    optimizer = hotrow.optim.Adam([{"params": table.parameters()}, {"params": dense.parameters()}])
+    before = dense.weight.detach().clone()
+    dense(table(torch.tensor([1, 2]))).sum().backward()
+    optimizer.param_groups[0]["betas"] = 1.0, 0.999
+    with pytest.raises(HotrowError, match="step 1 of Adam cannot be computed"):
+        optimizer.step()
+    assert torch.equal(dense.weight.detach(), before)
 
 
 def test_a_step_that_cannot_be_recorded_changes_no_group():

@@ -117,7 +117,7 @@ class RowLag:
             self.row_steps[table.frozen] = FROZEN
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
         self.is_busy = False  # whether an operation on rows is running
-        self.is_broken = False  # whether only some of the rows have taken the last step
+        self.is_broken = False  # whether an error has interrupted an operation halfway
         self.is_closed = False
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
@@ -203,6 +203,8 @@ class RowLag:
     @property
     def has_stale_rows(self) -> bool:
         """Return whether any row may have missed a step that would have changed it."""
+        if self.is_broken:
+            return True
         return self.settled_steps < self.ledger.length and not self.ledger.idle_rows_unchanged
 
     def accepts(self, group: ParamGroup) -> bool:
@@ -232,8 +234,8 @@ class RowLag:
         """Raise an error if an operation on rows is running, or if a step was interrupted."""
         if self.is_broken:
             raise HotrowError(
-                f"an error has interrupted a step of a {tuple(self.values.shape)} table after some "
-                "of its rows had changed",
+                f"an error has interrupted a step or a read of a {tuple(self.values.shape)} table "
+                "after some of its rows had changed",
                 fix="build the model and the optimizer again, and load the last checkpoint",
             )
         if self.is_busy:
@@ -252,8 +254,12 @@ class RowLag:
         with ExclusiveAccess(self):
             if self.is_closed:  # by another thread, which has settled all rows
                 return
-            step_count = self.ledger.length
-            self.rows().settle(rows)
+            step_count, updater = self.ledger.length, self.rows()
+            try:
+                updater.settle(rows)
+            except BaseException:
+                self.is_broken = updater.can_stop_halfway
+                raise
             if rows is None:
                 self.settled_steps = step_count
 
@@ -271,7 +277,14 @@ class RowLag:
             if updater.looks_up_atomically:  # postponing signals would take 4 us
                 return updater.look_up(ids)
         with ExclusiveAccess(self):
-            return self._read(ids) if self.is_closed else self.rows().look_up(ids)
+            if self.is_closed:
+                return self._read(ids)
+            updater = self.rows()
+            try:
+                return updater.look_up(ids)
+            except BaseException:
+                self.is_broken = updater.can_stop_halfway
+                raise
 
     def raise_earlier_error(self) -> None:
         """Raise the error from an earlier lookup on the table's GPU; see `raise_bad_id`."""

@@ -104,14 +104,8 @@ class Ledger:
                 overflow or divides it by zero.
         """
         old = self.scalars(group)  # as in torch, the initial scalars depend on the first step's lr
-        new, step = dict(old), self.start_step + self.length + 1
-        try:
-            entry = tuple(map(float, self.rule.ledger_entry(group, step, new)))
-        except (ArithmeticError, TypeError) as error:
-            raise HotrowError(
-                f"step {step} of {self.rule.name} cannot be computed ({error})",
-                fix="check the optimizer's options, such as lr, and the step of a loaded state",
-            ) from None
+        entry, new = self.next_entry(group)
+        self._make_room(len(entry))
         self._undo.append((self.length, old, self.idle_rows_unchanged))
         self.scalar_state, self._has_scalars = new, True
         self.initial_state = {}  # drop the references to the table's tensors
@@ -120,6 +114,21 @@ class Ledger:
         if self.idle_rows_unchanged:
             is_finite = all(map(math.isfinite, entry))  # torch computes inf * 0 = NaN
             self.idle_rows_unchanged = is_finite and self.rule.idle_rows_unchanged(group)
+
+    def next_entry(self, group: ParamGroup) -> tuple[tuple[float, ...], ScalarState]:
+        """Return the entry for the next step, and the scalars after that step.
+
+        Raises:
+            HotrowError: see `record_step`.
+        """
+        scalars, step = dict(self.scalars(group)), self.start_step + self.length + 1
+        try:
+            return tuple(map(float, self.rule.ledger_entry(group, step, scalars))), scalars
+        except (ArithmeticError, TypeError) as error:
+            raise HotrowError(
+                f"step {step} of {self.rule.name} cannot be computed ({error})",
+                fix="check the optimizer's options, such as lr, and the step of a loaded state",
+            ) from None
 
     def allow_undo(self) -> None:
         """Start keeping the data needed to undo steps that a GPU has not run yet."""
@@ -158,14 +167,17 @@ class Ledger:
 
     def append(self, entry: tuple[float, ...]) -> None:
         """Append an entry that has already been computed."""
-        n = self.length
-        if not n:
-            self._entries, self._programs = np.empty((64, len(entry))), {}
-        if n == len(self._entries):
-            self._entries = np.concatenate([self._entries, np.empty_like(self._entries)])
-        self._entries[n] = entry
-        self.length = n + 1
+        self._make_room(len(entry))
+        self._entries[self.length] = entry
+        self.length += 1
         self._prepared.clear()
+
+    def _make_room(self, width: int) -> None:
+        """Allocate memory for another entry."""
+        if not len(self._entries):
+            self._entries = np.empty((64, width))
+        elif self.length == len(self._entries):
+            self._entries = np.concatenate([self._entries, np.empty_like(self._entries)])
 
     def restore(
         self,

@@ -39,14 +39,14 @@ def step_together(steps: Sequence[TableStep]) -> None:
                 ledger.record_step(group)
             for same_ledger in by_ledger.values():
                 updater.step_together([(lag.rows(), grads) for lag, _, grads in same_ledger])
+            for same_ledger in by_ledger.values():
+                lag, group, _ = same_ledger[0]
+                scalars = lag.ledger.torch_scalars(group)
+                for lag, _, _ in same_ledger:
+                    lag.write_scalars(scalars)
         except BaseException:
             _undo_step([lag for lag, _, _ in steps], lengths)
             raise
-        for same_ledger in by_ledger.values():
-            lag, group, _ = same_ledger[0]
-            scalars = lag.ledger.torch_scalars(group)
-            for lag, _, _ in same_ledger:
-                lag.write_scalars(scalars)
     finish_step([lag for lag, _, _ in steps])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
+from hotrow.kernels.default.operators import TorchRows
 from hotrow.kernels.operators import RowOperators, prepare
 from hotrow.kernels.operators import step_together as step_rows_together
 from hotrow.kernels.program import Program, Steps
@@ -54,6 +55,11 @@ class RowUpdater:
         """The program of the latest operation."""
         assert self._operators is not None
         return self._operators.program
+
+    @property
+    def can_stop_halfway(self) -> bool:
+        """Whether an error, such as too little memory, can leave a row with some old values."""
+        return isinstance(self._operators, TorchRows)
 
     @property
     def looks_up_atomically(self) -> bool:
