@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ from hotrow.table.protocols import ChangedFiles
 from hotrow.table.reading import raise_earlier_error
 from hotrow.table.row_change import RowChange
 from hotrow.table.stack import caller_stack_level
+
+_T = TypeVar("_T")
 
 ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live alias
 MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger
@@ -254,12 +257,8 @@ class RowLag:
         with ExclusiveAccess(self):
             if self.is_closed:  # by another thread, which has settled all rows
                 return
-            step_count, updater = self.ledger.length, self.rows()
-            try:
-                updater.settle(rows)
-            except BaseException:
-                self.is_broken = updater.can_stop_halfway
-                raise
+            step_count = self.ledger.length
+            self._run(lambda updater: updater.settle(rows))
             if rows is None:
                 self.settled_steps = step_count
 
@@ -279,12 +278,16 @@ class RowLag:
         with ExclusiveAccess(self):
             if self.is_closed:
                 return self._read(ids)
-            updater = self.rows()
-            try:
-                return updater.look_up(ids)
-            except BaseException:
-                self.is_broken = updater.can_stop_halfway
-                raise
+            return self._run(lambda updater: updater.look_up(ids))
+
+    def _run(self, operation: Callable[[RowUpdater], _T]) -> _T:
+        """Run an operation on rows, and remember if an error may have stopped it halfway."""
+        updater = self.rows()
+        try:
+            return operation(updater)
+        except BaseException:
+            self.is_broken = updater.can_stop_halfway
+            raise
 
     def raise_earlier_error(self) -> None:
         """Raise the error from an earlier lookup on the table's GPU; see `raise_bad_id`."""
