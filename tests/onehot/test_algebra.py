@@ -634,6 +634,29 @@ def test_equal_ids_and_bags_match_torch(run):
     assert_alike(run(ours[..., 0, :] * 2, Leaves()), run(dense[..., 0, :] * 2, Leaves()))
 
 
+BAG_IDS = torch.tensor([[3, 3, 3, 1], [2, 2, 5, 5]])
+MANY = 20  # classes, so that a sum of the one-hots of `BAG_IDS` keeps the ids
+
+
+@expressions(
+    """
+    torch.div(x.sum(1), 2, rounding_mode="floor").sum(1)
+    x.sum(1).div(2, rounding_mode="trunc")
+    x.sum(1).div(other=2).sum(1)
+    torch.div(x.sum(1), 2, rounding_mode=None).sum(1)
+    x.sum(1).double().div(2, rounding_mode="floor") @ torch.arange(20.0).double()
+    x.double().sum(1).div_(2, rounding_mode="floor").sum(1)
+    x.sum(1).div_(2, rounding_mode="trunc") > 0
+    """
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)
+def test_quotient_of_a_bag_is_rounded_once(run, dtype, never_materialized):
+    dense, ours = twins(dtype, ids=BAG_IDS, classes=MANY)
+    result = run(ours, None)
+    result = result.compute_dense() if isinstance(result, OneHot) else result
+    assert torch.equal(result, run(dense, None))
+
+
 @expressions(EXACT)
 def test_gradient_equals_torch(run):
     dense, ours = twins(torch.float64)

@@ -115,6 +115,7 @@ def elementwise(
         return NotImplemented  # broadcasting is undetectable along a class axis of size 1
     takes_one_id = all(isinstance(part, DenseColumns) or part.ids.shape[-1] < 2 for part in parts)
     is_linear = x.fill == 0 and func in LINEAR and (args[0] is x or func in PRODUCTS)
+    is_linear = is_linear and kwargs.keys() <= {"other"}  # div with a rounding mode isn't linear
     spanning = [value for value in (*dense, *counts) if spans_classes(value, layout)]
     if func in SINGULAR and (spanning or x.cached_dtype == torch.bool):
         return NotImplemented

@@ -8,7 +8,7 @@ from torch import Tensor
 from hotrow.onehot.registry import overloads
 
 PRODUCTS = {*overloads("mul", "multiply"), Tensor.__mul__, Tensor.__rmul__}
-# Functions that are linear in the first argument.
+# Functions that are linear in the first argument, without options such as `rounding_mode`.
 LINEAR = PRODUCTS | {
     *overloads("div", "divide", "true_divide", "neg", "negative"),
     *(Tensor.__truediv__, Tensor.__neg__),
