@@ -579,7 +579,7 @@ def test_losses_have_the_strides_of_torch(run, permuted):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64], ids=str
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32], ids=str
 )
 @expressions(EXACT)
 def test_each_dtype_matches_torch(run, dtype):
@@ -655,6 +655,27 @@ def test_quotient_of_a_bag_is_rounded_once(run, dtype, never_materialized):
     result = run(ours, None)
     result = result.compute_dense() if isinstance(result, OneHot) else result
     assert torch.equal(result, run(dense, None))
+
+
+@expressions(
+    """
+    (x * t).sum(1) > 0
+    (x * t).sum(1).double()
+    (x * t).sum(1).clamp(max=1000)
+    (x * t).sum(1) ** 2
+    (x * t).sum(1).T @ x[:, 0].long()
+    ((x * t)[:, :1].sum(1) * (x * t)[:, :1].sum(1)).sum(0)
+    (x[:, 0] * t[:, 0] + x[:, 0].clone() * t[:, 0]).sum(-1)
+    (x[:, 0] * t[:, 0] + x[:, 0].clone() * t[:, 0]) * 0.5
+    (x[:, 0] * t[:, 0] + x[:, 0].clone() * t[:, 0]) * torch.arange(20)
+    """
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8], ids=str)
+def test_integer_sums_overflow_as_in_torch(run, dtype):
+    dense, ours = twins(dtype, ids=BAG_IDS, classes=MANY)
+    weights = torch.full((2, 4, 1), torch.iinfo(dtype).max, dtype=dtype)
+    assert isinstance((ours * weights).sum(1).field, Field)
+    assert_alike(run(ours, weights), run(dense, weights))
 
 
 @expressions(EXACT)

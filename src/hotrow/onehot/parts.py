@@ -214,9 +214,17 @@ def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
 def keeps_sums(source: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether the sum of a few weights is the same before and after casting the weights.
 
-    In bool, equal ids count once. In an 8-bit dtype, the sum can overflow.
+    In bool, equal ids count once. In a small integer dtype, the sum can overflow. Casting to a
+    smaller integer dtype keeps the sum, because both wrap around, except for 8-bit dtypes.
     """
-    return source == dtype or min(source.itemsize, dtype.itemsize) > 1
+    if source == dtype:
+        return True
+    if min(source.itemsize, dtype.itemsize) == 1:
+        return False
+    if source == torch.int64 or source.is_floating_point or source.is_complex:
+        return True
+    is_integer = not (dtype.is_floating_point or dtype.is_complex)
+    return is_integer and dtype.itemsize <= source.itemsize
 
 
 def have_same_memory(one: Tensor, other: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.parts import DenseColumns, Field, Part, keeps_sums
+from hotrow.onehot.parts import DenseColumns, Field, Part
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, empty_meta, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
@@ -125,4 +125,4 @@ def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
             return False  # the sum of the weights may be 0
     if dtype == torch.bool:
         return count < _EXACT_COUNTS
-    return count <= _EXACT_COUNTS and keeps_sums(source, dtype)
+    return count <= _EXACT_COUNTS and min(source.itemsize, dtype.itemsize) > 1
