@@ -678,6 +678,44 @@ def test_integer_sums_overflow_as_in_torch(run, dtype):
     assert_alike(run(ours, weights), run(dense, weights))
 
 
+@expressions(
+    """
+    x.mean(1) == 1
+    x.mean(1) >= 5 / 6
+    x.mean(1) == x.mean(1).max(-1, keepdim=True)[0]
+    x.mean(1).log() < 0
+    (x.sum(1) / 6).floor()
+    torch.div(x.sum(1), x.sum(1).sum(-1, keepdim=True), rounding_mode="floor")
+    torch.where(x.sum(1) / 6 >= 1, t[0], 0)
+    (x[:, :3] * t).sum(1).sign()
+    (x[:, :3] * t).sum(1) != 0
+    torch.logical_and((x[:, :3] * t).sum(1), x[:, 0])
+    torch.logical_xor((x[:, :3] * t).sum(1), x[:, 0])
+    """
+)
+def test_step_function_of_a_rounded_bag_matches_torch(run):
+    ids = torch.tensor([[4, 4, 4, 4, 4, 4], [7, 7, 7, 7, 7, 2]])
+    dense, ours = twins(torch.float64, ids=ids, classes=MANY)
+    weights = torch.tensor([[0.1], [0.2], [-0.3]], dtype=torch.float64)
+    assert_alike(run(ours, weights), run(dense, weights))
+
+
+@expressions(
+    """
+    x.sum(1) >= 2
+    x.sum(1) * 2 == 6
+    x.sum(1).clamp(max=1) * 0.1 > 0
+    torch.where(x.sum(1) > 0, torch.arange(20.0), 0)
+    (x[:, :1] * 0.3).sum(1) > 0.2
+    (x[:, ::3] * torch.tensor([[0.3], [0.7]])).sum(1) > 0.5
+    """
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+def test_step_function_of_an_exact_bag_uses_the_ids(run, dtype, never_materialized):
+    dense, ours = twins(dtype, ids=BAG_IDS, classes=MANY)
+    assert torch.equal(run(ours, None).compute_dense(), run(dense, None))
+
+
 @expressions(EXACT)
 def test_gradient_equals_torch(run):
     dense, ours = twins(torch.float64)

@@ -81,6 +81,20 @@ class Field:
         weights = torch.stack(sums, -1) if sums else self.weights_or_ones(dtype)
         return Field(self.ids, weights, self.width)
 
+    def may_round_sums(self) -> bool:
+        """Return whether torch may round the sum of the weights of equal ids differently."""
+        weights = self.weights
+        if weights is None or not (weights.is_floating_point() or weights.is_complex()):
+            return False
+        if not self.is_short:
+            return True
+        if weights.is_floating_point() and bool((weights == weights.round()).all()):
+            largest_exact = 2 / torch.finfo(weights.dtype).eps
+            if bool(weights.double().abs().sum(-1).le(largest_exact).all()):
+                return False
+        merged = self.without_repeats(weights.dtype).weights
+        return merged is not None and bool(weights.count_nonzero() > merged.count_nonzero())
+
     def to_dense(self, dtype: torch.dtype, fill: float = 0) -> Tensor:
         """Return the dense columns, (*batch, width), with `fill` in entries that no id selects."""
         shape = (*self.ids.shape[:-1], self.width)

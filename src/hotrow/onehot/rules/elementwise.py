@@ -127,7 +127,10 @@ def elementwise(
             return NotImplemented
         if x.cached_dtype == out.dtype == torch.bool:
             return NotImplemented
-        parts = [part.without_repeats(x.cached_dtype) for part in parts if isinstance(part, Field)]
+        fields = [part for part in parts if isinstance(part, Field)]
+        if any(field.may_round_sums() for field in fields):
+            return NotImplemented
+        parts = [field.without_repeats(x.cached_dtype) for field in fields]
     if not is_linear and (x.grad_proxy is not None or is_compiling()):
         return NotImplemented
     if x.grad_proxy is not None and any(has_derivative(value) for value in dense):

@@ -56,9 +56,11 @@ def combine(
     elif func in ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= MAX_PAIRS:
         is_linear = func in PRODUCTS or x.cached_dtype == torch.bool
         if not field.has_one_id and not (is_linear and keeps_sums(x.cached_dtype, out.dtype)):
-            if not field.is_short:
+            if not field.is_short or field.may_round_sums():
                 return NotImplemented
             field = field.without_repeats(x.cached_dtype)
+        if not (is_linear or other_field.has_one_id) and other_field.may_round_sums():
+            return NotImplemented
         found = gather_from_field(other_field, other.fill, field.ids, other.cached_dtype)
         values = func(field.weights_or_ones(x.cached_dtype), found)
         result = Field(field.ids, values, field.width)
