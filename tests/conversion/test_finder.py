@@ -960,6 +960,44 @@ def test_tracing_and_export(way):
     torch.testing.assert_close(traced(other_ids), model(other_ids))
 
 
+class DependsOnIds(nn.Module):
+    """Operations for which hotrow's own computation depends on properties of the ids."""
+
+    def forward(self, ids, q):
+        valid = ids.clamp(min=0)
+        count = F.one_hot(valid, 30).sum(1)
+        return (
+            count.clamp(max=1),
+            F.binary_cross_entropy_with_logits(q, F.one_hot(valid, 30).amax(1).float()),
+            torch.where(F.one_hot(valid, 30).bool().any(1), q / 2, q).sum(1),
+            torch.zeros(2, 30).scatter_(1, valid, 1.0) @ q.T,
+            (ids[..., None] == torch.arange(30)).float().sum(1) @ q.T,
+            torch.eye(30)[valid].sum(1),
+        )
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_trace_is_correct_for_ids_that_differ_from_the_example():
+    model = convert(DependsOnIds(), min_entries=0)
+    q = torch.randint(-3, 4, (2, 30)).float()
+    traced = torch.jit.trace(model, (torch.arange(8).reshape(2, 4), q))
+    for ids in torch.tensor([[5, 5, 5, 1], [9, 2, 2, 9]]), torch.tensor([[-1, 3, 3, 0]] * 2):
+        for ours, theirs in zip(traced(ids, q), DependsOnIds()(ids, q), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_trace_inside_a_converted_method():
+    class Traces(nn.Module):
+        def forward(self, ids):
+            def total(ids):
+                return F.one_hot(ids, 30).sum(1).clamp(max=1)
+
+            return torch.jit.trace(total, torch.arange(8).reshape(2, 4))(ids)
+
+    ids = torch.tensor([[5, 5, 5, 1], [9, 2, 2, 9]])
+    assert torch.equal(convert(Traces(), min_entries=0)(ids), Traces()(ids))
+
+
 def test_other_modes_and_devices():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode

@@ -936,7 +936,7 @@ def _() -> None:
     "`torch.jit.trace`",
     WORKS,
     "If you train the model further, the traced module reads stale rows. Call "
-    "`optimizer.settle()` first.",
+    "`optimizer.settle()` first. The trace of a model with one-hots uses dense one-hots.",
 )
 def _() -> None:
     model, optimizer = _trained()

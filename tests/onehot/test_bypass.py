@@ -680,3 +680,27 @@ def test_jit_trace_of_a_model_with_trained_weights():
         traced = torch.jit.trace(convert(Model(), min_entries=0), (ids, q))
     for each in (ids, ids.flip(0)):
         assert torch.equal(traced(each, q), Model()(each, q))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.sum(1).clamp(max=1).float(),
+        lambda x: x[:, :3].flatten(1) * 2,
+        lambda x: x.mul_(3).sum(1) - x[:, 1],
+        lambda x: (x.sum(1) > 1).long() @ torch.arange(20),
+    ],
+)
+def test_jit_trace_of_one_hots_is_correct_for_other_ids(run):
+    example, ids = torch.arange(8).reshape(2, 4), torch.tensor([[5, 5, 5, 1], [9, 2, 2, 9]])
+    expected = run(F.one_hot(ids, 20))
+    of_ids = torch.jit.trace(lambda ids: run(one_hot(ids, 20)), example)
+    assert torch.equal(of_ids(ids), expected)
+    of_one_hot = torch.jit.trace(run, one_hot(example, 20))
+    assert torch.equal(of_one_hot(one_hot(ids, 20)), expected)
+
+
+def test_jit_trace_checks_ids():
+    traced = torch.jit.trace(lambda ids: one_hot(ids, 20).sum(1), torch.tensor([[3, 4]]))
+    with pytest.raises(RuntimeError, match="Class values"):
+        traced(torch.tensor([[20, 0]]))

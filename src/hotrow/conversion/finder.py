@@ -34,7 +34,6 @@ from hotrow.onehot.results import meta_tensor, number_of_dtype
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
-_is_tracing = torch._C._is_tracing
 
 
 class Finder(TorchFunctionMode):
@@ -63,6 +62,8 @@ class Finder(TorchFunctionMode):
             return func(*args, **kwargs)
         if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
+        if torch._C._get_tracing_state() is not None:  # as in `_wrap` of `modules.py`
+            return func(*args, **kwargs)
         frame = sys._getframe(1)
         if pattern in _CONSTANTS and not _CONSTANTS[pattern](frame.f_code):
             return func(*args, **kwargs)
@@ -116,8 +117,7 @@ def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
 def _is_square(matrix: Any) -> bool:
     if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
         return False
-    # While torch.jit.trace is recording, sizes are tensors, and comparing them raises a warning.
-    return not _is_tracing() and matrix.shape[0] == matrix.shape[1]
+    return bool(matrix.shape[0] == matrix.shape[1])
 
 
 def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:

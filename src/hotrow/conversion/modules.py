@@ -267,7 +267,8 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
             if finder is None:
                 mode = _first_mode(self, name, hook, args, kwargs)
             # Recomputing a checkpointed function must find the same one-hots, so always search.
-            elif not finder.sampler.skips(args, kwargs, hook is not None or _is_tracing()):
+            # torch.jit.trace would record what is true only for the ids of the example.
+            elif not (_is_tracing() or finder.sampler.skips(args, kwargs, hook is not None)):
                 mode = Finder() if is_compiling() else finder
         state.saved_tensor_hook = hook
         try:
@@ -286,10 +287,12 @@ def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> An
         return MatmulMode()
     if is_compiling():
         return Finder()
+    if _is_tracing():
+        return None
     record = record_of(module)
     finder: Any = Finder(record)
     record.finders[name, getattr(module, "training", True)] = finder
-    finder.sampler.skips(args, kwargs, hook is not None or _is_tracing())
+    finder.sampler.skips(args, kwargs, hook is not None)
     return finder
 
 

@@ -69,6 +69,9 @@ def one_hot(
     Source: `torch.nn.functional.one_hot`.
     """
     ids = as_ids(ids).long()
+    if torch._C._get_tracing_state() is not None:
+        result = F.one_hot(ids, num_classes).to(dtype or torch.int64)
+        return result.requires_grad_() if requires_grad else result
     if num_classes == -1 and ids.numel():
         num_classes = max(int(ids.max()) + 1, 1)
     # torch.func can't transform a one-hot's parts, and rules can't read ids on the meta device.

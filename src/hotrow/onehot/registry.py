@@ -120,6 +120,10 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _COMPILER_FUNCTIONS and is_compiling():
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if torch._C._get_tracing_state() is not None:
+        # Rules depend on the ids, so torch.jit.trace records torch's operation instead.
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
     rule = RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)
@@ -151,8 +155,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     have_zeros: dict[Any, bool] = {}  # for each origin, whether it created a tensor of many zeros
     for x in tensors:
         for origin in x.origins:
-            if not torch._C._is_tracing():  # comparing sizes would cause a warning
-                origin.record_dense(x.entries)
+            origin.record_dense(x.entries)
             have_zeros[origin] = x.has_many_zeros or have_zeros.get(origin, False)
     for origin, has_many_zeros in have_zeros.items():
         origin.record_fallback(func, too_small, has_many_zeros)

@@ -405,18 +405,13 @@ class OneHot(RuleTensor):
 
     def record_use(self, func: Any) -> None:
         """Record for the report that `func` was computed from the ids."""
-        # While torch.jit.trace is recording, comparing sizes would cause a warning.
-        entries = 0 if torch._C._is_tracing() else self.entries
         for origin in self.origins:
-            origin.record_use(func, entries, entries > 0 and not self.is_too_small)
+            origin.record_use(func, self.entries, self.entries > 0 and not self.is_too_small)
 
     def total_origins(self, func: Any, total: OneHot) -> frozenset[Any]:
         """Return the origins of a total over batch axes, which `func` computed, for the report."""
-        # While torch.jit.trace is recording, comparing sizes would cause a warning.
-        is_traced = torch._C._is_tracing()
-        entries = 0 if is_traced else self.entries
-        is_single = not is_traced and total.entries == total.width
-        return frozenset(origin.total(func, entries, is_single) for origin in self.origins)
+        is_single = total.entries == total.width
+        return frozenset(origin.total(func, self.entries, is_single) for origin in self.origins)
 
     def detach_in_place(self) -> None:
         """Detach this tensor from the graph that computed it, like `Tensor.detach_`."""
@@ -469,8 +464,6 @@ class OneHot(RuleTensor):
     def connect(self) -> None:
         """Make autograd pass this tensor's gradient on to the tensors that make up this tensor."""
         if is_compiling() or not torch.is_grad_enabled() or is_transforming():
-            return
-        if torch._C._is_tracing():  # torch.jit.trace can't record in-place functions of autograd
             return
         if self.has_own_grad:
             return

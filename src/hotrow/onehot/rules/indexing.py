@@ -238,11 +238,11 @@ def _are_unreadable(indices: Iterable[Any]) -> bool:
 def _as_int(index: Any) -> Any:
     """Convert a 0-D integer tensor to an int, as torch does; return other indices unchanged.
 
-    While torch traces or transforms the code, the value may be unknown.
+    While torch compiles or transforms the code, the value may be unknown.
     """
     if not isinstance(index, Tensor) or index.ndim:
         return index
-    if index.dtype not in _INTEGERS or is_compiling() or torch._C._is_tracing():
+    if index.dtype not in _INTEGERS or is_compiling():
         return index
     return index if torch._C._are_functorch_transforms_active() else int(index)
 
