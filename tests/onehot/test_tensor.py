@@ -384,6 +384,16 @@ def test_compiled_function_of_a_running_count_or_a_column_matches_torch():
     y = x.cumsum(1); y.zero_(); x @ W, y * x
     y = x.cumsum(1); z = y[0]; z.add_(1); y * x, z.sum()
     y = x.cumsum(1); y.add_(1); y * x
+    y = x[..., :4]; x[0] = 2; z = y.flatten(1); x.zero_(); z * 1, z.sum(1)
+    y = x[..., :4]; x[0] = 2; z = y.reshape(-1); y.mul_(3); z @ torch.ones(24)
+    y = x[..., 1:]; y.mul_(2); z = y.ravel(); y.div_(4); z * 1
+    y = x.mT[:, :4]; x[0] = 2; z = y.reshape(2, -1); x.zero_(); z * 1
+    y = x[0, :, 1]; z = y.ravel(); y.add_(4); z * 1
+    y = x.ravel(); x[0] = 2; y * 1
+    y = x[..., :4]; x[0] = 2; z = y.view(6, 4); x.zero_(); z * 1
+    y = x[..., 1]; x[0] = 2; z = y.t().flatten(); x.zero_(); z * 1
+    y = torch.cat([x, x * 1.5 + 1], -1)[..., 5:]; z = y.flatten(1); y.zero_(); z * 1
+    y = x - torch.ones(5); z = y.mT.reshape(2, 15); y.zero_(); z * 1
     y = x.cumsum(1); z = y[:, 1:]; y.add_(x.sum(1, keepdim=True)); z * x[:, 1:], y * x
     y = x.cumsum(1); c = x.sum(0).sum(0); z = y + c; c.zero_(); z * x
     """

@@ -35,7 +35,6 @@ from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
 
-
 class Finder(TorchFunctionMode):
     """A torch function mode that finds one-hots while a method of a converted model runs.
 

@@ -31,6 +31,9 @@ def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
     """Reshape x to the shape of `out`, with the values in the same order."""
     if not out.numel() or not out.ndim or out.dtype != x.cached_dtype:
         return NotImplemented
+    parts = x.parts
+    if not out._is_view():  # later writes to x must not change the result
+        parts = tuple(_copied(part) for part in parts)
     width, layout = x.width, split_layout(out.shape, x.width)
     if x.axis_layout.order != tuple(range(len(x.sizes))):
         layout = _around_class_axis(x, out)
@@ -38,10 +41,15 @@ def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
             return NotImplemented
     if layout is None:
         joins = x.is_plain and out.shape[-1] % width == 0
-        return _join_rows(x, out, out.shape[-1] // width, view) if joins else NotImplemented
+        return _join_rows(x, parts, out, out.shape[-1] // width, view) if joins else NotImplemented
     batch = layout.batch_sizes(out.shape)
-    parts = [part.map(lambda t: t.reshape(*batch, t.shape[-1])) for part in x.parts]
-    return derive_view(x, parts, out, view, view, layout)
+    reshaped = [part.map(lambda t: t.reshape(*batch, t.shape[-1])) for part in parts]
+    return derive_view(x, reshaped, out, view, view, layout)
+
+
+def _copied(part: Part) -> Part:
+    """Return the part with its own memory; ids and running counts never change."""
+    return part if isinstance(part, Field) or not part.is_stored else part.map(torch.clone)
 
 
 def _around_class_axis(x: OneHot, out: Tensor) -> Layout | None:
@@ -59,14 +67,15 @@ def _around_class_axis(x: OneHot, out: Tensor) -> Layout | None:
     return None
 
 
-def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
+def _join_rows(
+    x: OneHot, parts: tuple[Part, ...], out: Tensor, copies: int, view: Transform
+) -> Any:
     """Join each group of `copies` rows into one row, with their parts side by side."""
     batch, width = tuple(out.shape[:-1]), x.sizes[-1]
 
     def split_axis(t: Tensor) -> Tensor:
         return t.reshape(*batch, copies, t.shape[-1])
 
-    parts = x.parts
     if len(parts) == 1 and isinstance(parts[0], Field):
         field = parts[0].map(split_axis)
         starts = width * torch.arange(copies, device=field.ids.device).unsqueeze(-1)
@@ -93,6 +102,8 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
         return NotImplemented  # `x.view(dtype)` shows the same memory as another dtype
+    if func.__name__ == "ravel":  # unlike `flatten`, it always copies a tensor with gaps
+        return x.contiguous().view(-1)
     args = map_instances(args, OneHot, meta_tensor)
     before = meta_tensor(x)
     out = func(before, *args, **kwargs)
