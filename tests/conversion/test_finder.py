@@ -302,6 +302,7 @@ def test_label_smoothing_with_scatter_is_found(text):
     torch.full((2, 5), 1).scatter_(1, x[:, :1], 2) / 3
     torch.full((2, 5), True).scatter_(1, x[:, :1], False)
     torch.full((2, 5), 7, dtype=torch.uint8).scatter_(1, x[:, :1], 2)
+    torch.full((2, 5), 0.1, dtype=torch.complex64).scatter_(1, x[:, :1], 0.9) * 2
     torch.full((2, 5), 0.1, dtype=torch.bfloat16).scatter_(1, x[:, :1], 0.9) * 3
     torch.full((2, 5), 300, dtype=torch.uint8).scatter_(1, x[:, :1], 2)
     torch.full((2, 5), torch.tensor(0.5)).scatter_(1, x[:, :1], 2)

@@ -301,7 +301,7 @@ def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     ids = torch.empty((*out.shape[:-1], 0), dtype=torch.int64, device=device)
     if ids.is_meta:
         return None
-    fill = number_of_dtype(number, out.dtype).item()
+    fill = number_of_dtype(number, out.dtype).real.item()
     return OneHot([Field(ids, None, out.shape[-1])], out.dtype, fill=fill)
 
 
