@@ -685,6 +685,9 @@ def test_integer_sums_overflow_as_in_torch(run, dtype):
     x.mean(1) == x.mean(1).max(-1, keepdim=True)[0]
     x.mean(1).log() < 0
     (x.sum(1) / 6).floor()
+    x.mean(1)[:, 4] == 1
+    x.mean(1).gather(1, torch.tensor([[4], [2]]))
+    x.mean(1)[torch.arange(2), torch.tensor([4, 7])]
     torch.div(x.sum(1), x.sum(1).sum(-1, keepdim=True), rounding_mode="floor")
     torch.where(x.sum(1) / 6 >= 1, t[0], 0)
     (x[:, :3] * t).sum(1).sign()

@@ -134,6 +134,8 @@ def _column(x: OneHot, index: int, out: Tensor) -> Any:
         return NotImplemented
     if x.is_too_small:
         return USE_TORCH
+    if field.may_round_sums():
+        return NotImplemented
     ids = torch.full((1,), index, device=x.cached_device)
     values = gather_from_field(field, 0, ids, x.cached_dtype).squeeze(-1)
 
@@ -222,6 +224,8 @@ def _entries_at(x: OneHot, ids: Tensor) -> Any:
     if x.is_too_small:
         return USE_TORCH
     if isinstance(part, Field) and part.ids.shape[-1] * ids.shape[-1] <= MAX_PAIRS:
+        if part.may_round_sums():
+            return NotImplemented
         x.record_use(torch.gather)
         return gather_from_field(part, 0, ids, x.cached_dtype)
     if isinstance(part, RunningCount):
