@@ -661,6 +661,9 @@ def test_deprecated_arguments_match_torch(run):
     x**2
     x // 2
     torch.div(x, 2, rounding_mode="floor")
+    torch.clamp(x, torch.tensor(0.5), 1)
+    x.clip(0, torch.tensor(0.5))
+    torch.nan_to_num(x, torch.tensor(0.5))
     torch.ones(2, 3, 1) / x
     x == 1
     x.exp()

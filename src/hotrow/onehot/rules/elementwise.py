@@ -35,6 +35,7 @@ from hotrow.onehot.rules.elementwise_functions import (
     ELEMENTWISE,
     LINEAR,
     PRODUCTS,
+    SEVERAL_NUMBERS,
     SINGULAR,
     SUMS,
 )
@@ -88,6 +89,8 @@ def elementwise(
         return NotImplemented
     if func in SUMS and len(args) > 2:
         return NotImplemented  # deprecated: torch.add(x, alpha, other)
+    if func in SEVERAL_NUMBERS and any(not value.ndim for value in dense):
+        return NotImplemented  # a tensor on the meta device has no number
     if any(each.is_modified for each in one_hots) or torch._C._are_functorch_transforms_active():
         return NotImplemented
     if x.is_too_small:

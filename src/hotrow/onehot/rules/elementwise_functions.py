@@ -29,6 +29,8 @@ SINGULAR = {
     *overloads("div", "divide", "true_divide", "pow", "xlogy"),
     *(Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),
 }
+# Functions that take several numbers. Torch reads a 0-D tensor among them as a number.
+SEVERAL_NUMBERS = {*overloads("clamp", "clip", "nan_to_num")}
 _OTHER_NAMES = (
     *("abs", "absolute", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt"),
     *("square", "reciprocal", "sigmoid", "tanh", "sign", "relu", "logical_not", "bitwise_not"),
