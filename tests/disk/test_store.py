@@ -788,6 +788,34 @@ def test_a_loaded_state_is_saved_in_the_files(has_state, steps, tmp_path):
         assert_same_run(again.layer, other, layer, optimizer)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("name", ["SGD", "NAdam"])
+def test_a_reopened_table_does_not_share_the_scalars_of_a_new_table(name, is_first, tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = make(name, store.layer)
+        for t in range(4):
+            step(store.layer, optimizer, t)
+        optimizer.state_dict()  # settles all rows, so the ledger of the save is empty
+        store.save()
+    weights = []
+    for together in (False, True):
+        copied = shutil.copytree(tmp_path / "t", tmp_path / str(together))
+        with disk.open(copied) as store:
+            layers = [store.layer, in_memory()][:: 1 if is_first else -1]
+            groups = [layers] if together else [[layer] for layer in layers]
+            optimizers = [make(name, torch.nn.ModuleList(each)) for each in groups]
+            for t in range(4, 8):
+                for each in optimizers:
+                    each.zero_grad()
+                for layer in layers:
+                    layer(torch.arange(t)).square().sum().backward()
+                for each in optimizers:
+                    each.step()
+            weights.append([layer.weight.detach().clone() for layer in layers])
+    for one, other in zip(*weights, strict=True):
+        assert_same_bits(one, other)
+
+
 def test_a_loaded_state_whose_step_count_is_0_is_saved(tmp_path):
     layer = in_memory()
     optimizer = make("Adam", layer)

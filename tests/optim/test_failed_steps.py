@@ -1,5 +1,7 @@
 """An error in a step changes nothing, or later reads and steps raise an error."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,8 @@ OPTIONS = {
     "NAdam": {"lr": 0.1},
     "ASGD": {"lr": 0.1, "t0": 3},
     "SGD": {"lr": 0.1, "momentum": 0.9},
+    "RAdam": {"lr": 0.1},
+    "Adamax": {"lr": 0.1},
     "Adagrad": {"lr": 0.1},  # changes no idle row
 }
 DTYPES = pytest.mark.parametrize(
@@ -135,6 +139,74 @@ def assert_all_uses_raise(layers, optimizer):
     ):
         with pytest.raises(HotrowError, match="an error has interrupted a step or a read"):
             use()
+
+
+@pytest.mark.parametrize("trained", [0, 1])
+def test_the_first_step_of_a_loaded_run_can_be_repeated(trained, monkeypatch):
+    layers, optimizer = make_run("SGD")
+    for _ in range(3):
+        optimizer.zero_grad()
+        layers[trained](torch.arange(ROWS)).sum().backward()
+        optimizer.step()
+    weights, state = copy.deepcopy((layers.state_dict(), optimizer.state_dict()))
+    runs = [make_run("SGD") for _ in range(2)]
+    for other, its in runs:
+        other.load_state_dict(weights)
+        its.load_state_dict(copy.deepcopy(state))
+        backward(other, its, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(updater, "step_rows_together", fail)
+        with pytest.raises(MemoryError):
+            runs[0][1].step()
+    for other, its in runs:
+        its.step()
+        train(other, its, range(4, 8))
+    assert_same_runs(*runs)
+
+
+def test_a_failed_first_step_does_not_set_the_initial_scalars(monkeypatch):
+    run, other = make_run("ASGD"), make_run("ASGD")
+    for layers, optimizer in (run, other):
+        backward(layers, optimizer, 0)
+    run[1].param_groups[0]["lr"] = 0.5
+    with monkeypatch.context() as patch:
+        patch.setattr(updater, "step_rows_together", fail)
+        with pytest.raises(MemoryError):
+            run[1].step()
+    run[1].param_groups[0]["lr"] = OPTIONS["ASGD"]["lr"]
+    for layers, optimizer in (run, other):
+        optimizer.step()
+        train(layers, optimizer, range(1, 5))
+    assert_same_runs(run, other)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "RAdam", "Adamax"])
+def test_a_closed_form_is_computed_again_after_an_error(name, monkeypatch):
+    run, other = make_run(name), make_run(name)
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(20))
+        backward(layers, optimizer, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(updater, "step_rows_together", fail)
+        with pytest.raises(MemoryError):
+            run[1].step()
+    closed_form = type(run[0][0].weight.lag.ledger.closed_form)
+    original, calls = closed_form.add_entry, []
+
+    def fail_in_the_last_call(self, *arguments):
+        calls.append(arguments)
+        original(self, *arguments) if len(calls) < 20 else fail()
+
+    for layer in run[0]:
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(closed_form, "add_entry", fail_in_the_last_call)
+            with pytest.raises(MemoryError):
+                layer.weight.lag.ledger.steps(20, 20, torch.float32)
+    for layers, optimizer in (run, other):
+        optimizer.step()
+        train(layers, optimizer, range(21, 25))
+    assert_same_runs(run, other)
 
 
 @pytest.mark.parametrize("name", ["ASGD", "NAdam"])

@@ -55,21 +55,26 @@ class Ledger:
     ) -> None:
         self.rule = rule
         self.start_step = start_step
-        self.initial_state = dict(state or {})
-        self.scalar_state: ScalarState = {}
+        # Copies, because a step changes the scalars of the state in place.
+        self.initial_state = {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in (state or {}).items()
+        }
+        # None before the first step: as in torch, the initial scalars depend on that step's lr.
+        self.scalar_state: ScalarState | None = None
         self.form = self._form(group)
         self.flags = rule.flags(group)
         self.idle_rows_unchanged = rule.idle_rows_unchanged(group)
-        self.closed_form: ClosedForm | None = None if exact else rule.closed_form(group)
         self.length = 0
         self._entries = np.empty((0, 0))
         self._programs: dict[FastForward, Program] = {}
         self._prepared: dict[tuple[int, int, torch.dtype], tuple[Program, Steps]] = {}
         self._copies: dict[Any, Any] = {}  # copies of the entries on other devices
         self._options = {key: value for key, value in group.items() if key != "params"}
-        self._exact, self._has_scalars = exact, False
+        self._exact = exact
+        self.closed_form = self._new_closed_form()
         # The length before each of the last steps, and the values that the step changed.
-        self._undo: deque[tuple[int, ScalarState, bool]] = deque(maxlen=1)
+        self._undo: deque[tuple[int, ScalarState | None, bool]] = deque(maxlen=1)
         self.table_count = 1
 
     def accepts(self, group: ParamGroup) -> bool:
@@ -78,16 +83,11 @@ class Ledger:
 
     def initial_scalars(self, group: ParamGroup) -> tuple[Any, ...]:
         """Return the values that must be equal for tables to share a ledger."""
-        scalars = self.rule.initial_scalars(group, self.initial_state)
-        return self.start_step, *scalars.items()
+        return self.start_step, *self.scalars(group).items()
 
     def split(self, table_count: int) -> Ledger:
         """Return a copy for `table_count` tables whose steps will differ from now on."""
         result = copy.copy(self)
-        result.initial_state, result.scalar_state = (
-            dict(self.initial_state),
-            dict(self.scalar_state),
-        )
         result.closed_form = copy.deepcopy(self.closed_form)
         result._entries, result._copies = self._entries.copy(), {}
         result._programs, result._prepared = {}, {}
@@ -103,12 +103,10 @@ class Ledger:
             HotrowError: before anything changes, if an option or a loaded state makes a scalar
                 overflow or divides it by zero.
         """
-        old = self.scalars(group)  # as in torch, the initial scalars depend on the first step's lr
-        entry, new = self.next_entry(group)
+        entry, scalars = self.next_entry(group)
         self._make_room(len(entry))
-        self._undo.append((self.length, old, self.idle_rows_unchanged))
-        self.scalar_state, self._has_scalars = new, True
-        self.initial_state = {}  # drop the references to the table's tensors
+        self._undo.append((self.length, self.scalar_state, self.idle_rows_unchanged))
+        self.scalar_state = scalars
         self.append(entry)
         # Rows may skip all missed steps only if none of these steps changes an idle row.
         if self.idle_rows_unchanged:
@@ -148,14 +146,13 @@ class Ledger:
             return
         while self.length > length:
             self.length, self.scalar_state, self.idle_rows_unchanged = self._undo.pop()
-        self.closed_form = None if self._exact else self.rule.closed_form(self._options)
-        self._copies, self._prepared = {}, {}
+        self.closed_form, self._copies, self._prepared = self._new_closed_form(), {}, {}
 
     def scalars(self, group: ParamGroup) -> ScalarState:
         """Return the scalars after the last entry; without entries, those of the loaded state."""
-        if self._has_scalars:
-            return self.scalar_state
-        return self.rule.initial_scalars(group, self.initial_state)
+        if self.scalar_state is None:
+            return self.rule.initial_scalars(group, self.initial_state)
+        return self.scalar_state
 
     def torch_scalars(self, group: ParamGroup) -> ScalarState:
         """Return the scalars in torch's state after the last entry."""
@@ -188,8 +185,8 @@ class Ledger:
         """Restore the steps of a saved ledger, and the values that depend on them."""
         for entry in entries:
             self.append(entry)
-        self.scalar_state, self.idle_rows_unchanged = scalar_state, idle_rows_unchanged
-        self._has_scalars = self.length > 0 or bool(scalar_state)
+        self.scalar_state = scalar_state if self.length or scalar_state else None
+        self.idle_rows_unchanged = idle_rows_unchanged
 
     def entries(self) -> NDArray[np.float64]:
         """Return a view of all entries, (steps, width)."""
@@ -218,6 +215,9 @@ class Ledger:
                 coefficients = self.closed_form.compute_coefficients(self._entries, end_step, dtype)
             except (ArithmeticError, TypeError):  # absurd options overflow or give complex numbers
                 coefficients, self.closed_form = None, None
+            except BaseException:  # it may contain only a part of an entry
+                self.closed_form = self._new_closed_form()
+                raise
             if self.closed_form is not None and coefficients is not None:
                 fast_forward = self.closed_form.fast_forward
         program = self._programs.get(fast_forward)
@@ -227,6 +227,9 @@ class Ledger:
             self._programs[fast_forward] = program
         steps = Steps(self.entries(), coefficients or (), step_count, end_step, self._copies)
         return program, steps
+
+    def _new_closed_form(self) -> ClosedForm | None:
+        return None if self._exact else self.rule.closed_form(self._options)
 
     def _form(self, group: ParamGroup) -> tuple[Any, ...]:
         return *self.rule.flags(group), *self.rule.initial_slots(group)

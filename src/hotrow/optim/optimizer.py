@@ -484,11 +484,12 @@ class RowOptimizer(_Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        for group, table in self._tables():
-            state = self.state[table]
-            if table.backing is not None and (state or not self.rule.initial_slots(group)):
-                self.state[table] = RowState(state)
-                self._prepare_lag(table, self._numeric(group))  # so that `Store.save` saves it
+            for group, table in self._tables():
+                is_closed = table.backing is not None and table.lag is None
+                state = self.state.get(table, {})
+                if is_closed and (state or not self.rule.initial_slots(group)):
+                    self.state[table] = RowState(state)
+                    self._prepare_lag(table, self._numeric(group))  # `Store.save` needs it
 
     def _prepare_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Check a state dict, and return a copy with this process's rows."""
