@@ -816,6 +816,42 @@ def test_a_reopened_table_does_not_share_the_scalars_of_a_new_table(name, is_fir
         assert_same_bits(one, other)
 
 
+@pytest.mark.parametrize("name", ["ASGD", "SGD"])
+def test_a_failed_first_step_is_not_saved(name, tmp_path):
+    layer, store = in_memory(), create(tmp_path / "t")
+    options = {"lr": 0.1} | ({"momentum": 0.9, "dampening": 0.5} if name == "SGD" else {})
+    optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), **options | {"lr": 0.5})
+    failing = patch("hotrow.optim.updater.step_rows_together", Mock(side_effect=MemoryError))
+    with failing, pytest.raises(MemoryError):
+        step(store.layer, optimizer, 0)
+    store.save()
+    store.close()
+    expected = getattr(hotrow.optim, name)(layer.parameters(), **options)
+    with disk.open(tmp_path / "t") as again:
+        own = getattr(hotrow.optim, name)(again.layer.parameters(), **options)
+        for t in range(4):
+            step(layer, expected, t)
+            step(again.layer, own, t)
+        assert_same_run(again.layer, own, layer, expected)
+
+
+def test_a_reopened_run_keeps_the_dtype_of_the_scalars(tmp_path):
+    store = disk.create(tmp_path / "t", 10, 2, dtype=torch.float64)
+    optimizer = hotrow.optim.NAdam(store.layer.parameters())
+    store.layer(torch.arange(3)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())  # casts the scalars to float64, as in torch
+    optimizer.step()
+    store.save()
+    expected = optimizer.state_dict()["state"][0]["mu_product"]
+    assert expected.dtype == torch.float64
+    store.close()
+    with disk.open(tmp_path / "t") as again:
+        found = hotrow.optim.NAdam(again.layer.parameters()).state_dict()["state"][0]["mu_product"]
+        assert found.dtype == torch.float64
+        assert torch.equal(found, expected)
+
+
 def test_a_loaded_state_whose_step_count_is_0_is_saved(tmp_path):
     layer = in_memory()
     optimizer = make("Adam", layer)

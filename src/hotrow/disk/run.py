@@ -12,7 +12,7 @@ from hotrow.disk.record import STEPS, TABLE, Record
 from hotrow.disk.rest import error_summary
 from hotrow.optim.lag import RowLag
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rule import DTYPE_KEY, SCALAR_DTYPES, ParamGroup, Rule
+from hotrow.optim.rule import DTYPE_KEY, SCALAR_DTYPES, ParamGroup, Rule, stored_dtype
 from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 
@@ -114,6 +114,8 @@ class SavedRun:
             if ledger.length:
                 ledger.steps(ledger.length, ledger.length, table.dtype)
             lag.ledger, lag.settled_steps = ledger, run["settled"]
+            if DTYPE_KEY in run["carried"]:
+                lag.cast_scalars(stored_dtype(run["carried"]))
             lag.write_scalars(ledger.torch_scalars(group))
         except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
             raise ValueError(error_summary(error)) from None

@@ -309,6 +309,10 @@ class Store:
         self._files, self._new_files = {**self._files, **self._new_files}, _NewFiles()
         return steps
 
+    def discard_state(self) -> None:
+        """Forget an optimizer state that no save contains; see `RowLag.discard`."""
+        self._files = {TABLE: self._files[TABLE]}
+
     def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
         """Create and map the files of a tensor, which `row_steps` adds to the store's files."""
         with self._access.exclusive():

@@ -5,3 +5,7 @@ support tables on NVIDIA GPUs. Plain torch supports all other tables. The kernel
 look up rows for any optimizer. They get the optimizer's rule as a `Program`. numba is imported
 when the first compiled kernel runs.
 """
+
+import time
+
+IMPORT_TIME = time.time()  # before any module with a rule is imported

@@ -122,6 +122,7 @@ class RowLag:
         self.is_busy = False  # whether an operation on rows is running
         self.is_broken = False  # whether an error has interrupted an operation halfway
         self.is_closed = False
+        self.is_new = False  # whether the optimizer had no state for the table before
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
@@ -322,6 +323,12 @@ class RowLag:
         """Return rows that another thread has settled, (..., D)."""
         return self.table.raw_rows[ids.rows][ids.inverse]
 
+    def cast_scalars(self, dtype: torch.dtype) -> None:
+        """Cast the scalars in torch's state, except the step count."""
+        for name, scalar in self.scalar_tensors.items():
+            if name != "step":
+                scalar.data = scalar.to(dtype)
+
     def write_scalars(self, scalars: ScalarState) -> None:
         """Set the scalars in torch's state."""
         for name, value in scalars.items():
@@ -410,6 +417,17 @@ class RowLag:
         self.table.check_files()
         if self.has_stale_rows:
             self.settle(None)
+
+    def discard(self) -> None:
+        """Remove this lag and its new state, because its first step has failed."""
+        self.is_closed = True
+        self.drop_updater()
+        self.ledger.table_count -= 1
+        self.state.lag = None
+        self.state.clear()
+        self.table.lag = None
+        if self.table.backing is not None:
+            self.table.backing.discard_state()
 
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""

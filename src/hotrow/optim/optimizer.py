@@ -212,6 +212,18 @@ class RowOptimizer(_Optimizer):
         return loss
 
     def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:
+        try:
+            self._take_steps(tables)
+        except BaseException:
+            for _, table in tables:
+                lag = table.lag
+                # As in torch, the initial state depends on the first step's options.
+                if isinstance(lag, RowLag) and lag.is_new and not lag.ledger.length:
+                    with ExclusiveAccess():
+                        lag.discard()
+            raise
+
+    def _take_steps(self, tables: list[tuple[ParamGroup, Table]]) -> None:
         numeric_groups = {id(group): self._numeric(group) for group in self.param_groups}
         with torch._C.DisableTorchFunctionSubclass():  # saves a call for each access to `.grad`
             gradients = [
@@ -345,7 +357,9 @@ class RowOptimizer(_Optimizer):
             if not isinstance(state, RowState):
                 state = self.state[table] = RowState(state)
             _match_strides(state, table)
+            is_new = not state and (table.backing is None or bool(self.rule.initial_slots(group)))
             table.lag = lag = RowLag(self.rule, table, group, state)
+            lag.is_new = is_new
         return lag
 
     def table_state(self, table: Table) -> Any:

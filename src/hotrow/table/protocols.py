@@ -135,6 +135,9 @@ class Backing(Protocol):
     def row_steps(self) -> Tensor:
         """Return a memory-mapped (V,) int32 tensor of zeros, for the step count of each row."""
 
+    def discard_state(self) -> None:
+        """Forget the optimizer state, which must be new."""
+
     def check_rows(self, rows: Tensor | None) -> None:
         """Check that the files of these rows, or of all rows if `rows` is None, are undamaged."""
 

@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 import hotrow
+from hotrow.kernels.cpu.cache import source_digest
 from tests.support.exhaustive import exhaustive
 
 NAMES = "SGD", "Adagrad"
@@ -181,3 +182,10 @@ def test_a_kernel_that_cannot_be_cached_is_compiled_again(is_stale, filled, tmp_
     assert results([begin(NAMES[1], tmp_path)]) == first[1:]
     (kernel,) = tmp_path.rglob("rows*.nbc")
     assert kernel.stat().st_size > 4096
+
+
+def test_the_digest_of_a_file_that_changed_after_the_import_is_unique(tmp_path):
+    file = tmp_path / "rule.py"
+    file.write_text("lr = 1")
+    assert source_digest([file]) != source_digest([file])
+    assert source_digest([hotrow.__file__]) == source_digest([hotrow.__file__])

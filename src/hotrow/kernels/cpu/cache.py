@@ -16,12 +16,20 @@ from filelock import FileLock
 from numba import njit
 from numba.core.runtime import rtsys
 
+from hotrow.kernels import IMPORT_TIME
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS
 
 
 def source_digest(files: Iterable[str | Path]) -> str:
-    """Return a short hash of the contents of `files`."""
-    text = b"".join(Path(file).read_bytes() for file in sorted(files))
+    """Return a short hash of the contents of `files`.
+
+    If a file has changed since this process imported hotrow, the process may run the old code. The
+    hash is then unique, so that no other process loads the compiled code.
+    """
+    paths = sorted(map(Path, files))
+    text = b"".join(path.read_bytes() for path in paths)
+    if any(max(path.stat().st_mtime, path.stat().st_ctime) > IMPORT_TIME for path in paths):
+        text += uuid.uuid4().bytes
     return hashlib.sha256(text).hexdigest()[:16]
 
 
