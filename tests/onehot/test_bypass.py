@@ -338,6 +338,15 @@ def test_write_after_the_use_matches_torch(run):
     y = made(q); z = y[:2]; z.mul_(q[:2]); y @ W, z, Double(y)
     y = made(q); y.cumsum(1); y.mul_(q); y.cumsum(1), Double(y)
     y = made(q); z = y[:2]; z.cumsum(1); z.mul_(q[:2]); y.cumsum(1), z.cumsum(1)
+    x = x * v; x[:, ::2].mul_(3); Double(x), x @ W
+    x[:, ::2].mul_(q[:, ::2]); Double(x), x @ W
+    x = x * v; x.unflatten(1, (2, 2))[:, 0].mul_(3); Double(x)
+    x = x * v; x.as_strided((5, 2), (4, 2)).mul_(3); checkpoint(Double, x, use_reentrant=True)
+    x = x * v; x.unfold(1, 2, 2).mul_(3); torch.func.vmap(torch.sum)(x)
+    y = x[:, ::2]; y.requires_grad_(); Double(y).sum().backward(); y.grad
+    y = x[None]; x.requires_grad_(); (y.sum() * 2 + x.sum()).backward(); x.grad, y, y[0]
+    y = x[1:][None]; x.requires_grad_(); (y.sum() * 2 + x.sum()).backward(); x.grad, y
+    x.diagonal().mul_(q[:4, 0]); torch.func.grad(lambda t: t.square().sum())(x)
     doubled(x); x, x.cumsum(1), x @ W
     torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
     x = x * q; torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)

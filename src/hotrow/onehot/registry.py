@@ -9,6 +9,7 @@ would be a circular import.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -90,6 +91,10 @@ class RuleTensor(Tensor):
 
     def materialize(self, permanent: bool = False) -> Tensor:
         """Return the dense tensor that this tensor represents."""
+        raise NotImplementedError
+
+    def wrap_view(self, view: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return a view of the dense tensor as a view of this tensor."""
         raise NotImplementedError
 
     def column(self) -> Tensor | None:
@@ -192,7 +197,17 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     for tensor, x in dense:
         if _shares_memory(result, [tensor]):  # torch's version counter misses `view.data.zero_()`
             x.materialize(permanent=True)
+            if torch.is_grad_enabled() and isinstance(result, Tensor) and result._is_view():
+                return x.wrap_view(result, functools.partial(_run_on, func, args, kwargs, x))
     return result
+
+
+def _run_on(func: Any, args: Any, kwargs: Any, x: RuleTensor, tensor: Tensor) -> Any:
+    """Run `func` on the materialized tensors, with `tensor` in place of x."""
+    arguments = map_instances(
+        (args, kwargs), RuleTensor, lambda each: tensor if each is x else each.materialize()
+    )
+    return func(*arguments[0], **arguments[1])
 
 
 def _shares_memory(result: Any, tensors: list[Tensor]) -> bool:

@@ -154,6 +154,11 @@ class OneHot(RuleTensor):
         """True if this tensor has views."""
         return bool(self._views)
 
+    @property
+    def live_views(self) -> list[OneHot]:
+        """The views that still exist."""
+        return [view for ref in self._views.values() if (view := ref()) is not None]
+
     def add_view(self, view: OneHot) -> None:
         """Keep track of a view for as long as it exists."""
         views, key = self._views, id(view)
@@ -369,6 +374,15 @@ class OneHot(RuleTensor):
             )
         return connected
 
+    def materialize_views(self) -> None:
+        """Materialize the views, which keep their memory and their graph if this tensor's change.
+
+        A view that isn't materialized is created from this tensor when it is needed.
+        """
+        for view in self.live_views:
+            view.materialize(permanent=True)
+            view.materialize_views()
+
     def column(self) -> Tensor | None:
         """Return the values of a column that shares no memory with its one-hot, otherwise None.
 
@@ -402,6 +416,22 @@ class OneHot(RuleTensor):
             with torch._C.DisableTorchFunctionSubclass():
                 self._graph = self.grad_fn
         return dense
+
+    def wrap_view(self, view: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return a view of the dense tensor, which `transform` creates, as a view of this tensor.
+
+        Autograd doesn't tell this tensor about a write to a plain view, but `run_dense` connects
+        this tensor to the graph after a write to the result.
+        """
+        if type(view) is not Tensor or view.layout != torch.strided or not view.ndim:
+            return view
+        parts = [DenseColumns(view.detach())]  # so that `__new__` doesn't connect the result yet
+        result = OneHot(parts, view.dtype, None, (self, transform), stride=view.stride())
+        result._parts = (DenseColumns(view),)
+        result._dense, result._dense_version = view, None
+        result.connect()
+        self.add_view(result)
+        return result
 
     def record_use(self, func: Any) -> None:
         """Record for the report that `func` was computed from the ids."""
@@ -491,7 +521,7 @@ class OneHot(RuleTensor):
         remaining = [base]
         for x in remaining:
             x.connect()
-            remaining += [view for ref in x._views.values() if (view := ref()) is not None]
+            remaining += x.live_views
 
     def compute_dense(self) -> Tensor:
         """Compute the dense tensor without caching it."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.onehot.registry import overloads, rule
+from hotrow.onehot.registry import overloads, rule, run_dense
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.backward import BACKWARD_FUNCTIONS, backward_signature, run_backward
 from hotrow.table.nested import map_instances
@@ -64,11 +64,14 @@ def _own_attribute(func: Any, x: OneHot) -> Any:
 
 @rule(Tensor.requires_grad_, Tensor.requires_grad.__set__, any_layout=True)  # type: ignore[attr-defined]
 def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
-    if x.is_modified or (x.needs_grad and not x.is_grad_leaf):
+    if x.needs_grad and not (x.is_modified or x.is_grad_leaf):
         return NotImplemented
-    if requires_grad and x.has_views and not x.is_grad_leaf:
-        x.materialize(permanent=True)  # so that the views require grad too
-        return NotImplemented
+    if x.is_modified or (requires_grad and x.has_views and not x.is_grad_leaf):
+        x.materialize_views()  # the old views don't require grad
+        x.materialize(permanent=True)
+        result = run_dense(func, (x, requires_grad), {})
+        x.connect()
+        return result
     with torch._C.DisableTorchFunctionSubclass():
         result = func(x, requires_grad)
     x.is_grad_leaf = requires_grad
