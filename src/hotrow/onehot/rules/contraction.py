@@ -77,7 +77,10 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     x, other = operands
     dtypes = {dtype_of(t) for t in operands}
     dtype = None
-    if func is torch.tensordot or (set(labels[0]) & set(labels[1])) - set(output):
+    summed = (set(labels[0]) & set(labels[1])) - set(output)
+    if func is torch.einsum:  # to sum over axes of size 1, torch multiplies the entries
+        summed -= {each for each, size in zip(labels[0], sizes_of(x), strict=False) if size == 1}
+    if func is torch.tensordot or summed:
         dtype = product_dtype(func, operands)  # autocast affects only matrix products
     if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
         return NotImplemented
