@@ -107,7 +107,7 @@ def elementwise(
     if len(one_hots) > 1:
         return combine(func, args, kwargs, out)
     if SUMS.get(func) == 1 and x.difference is not None and len(args) == 2 and not kwargs:
-        restored = add_back(x, args[1] if args[0] is x else args[0])
+        restored = add_back(x, args[1] if args[0] is x else args[0], out)
         if restored is not None:
             return restored
     expanded = broadcast_parts(x, out.shape)
@@ -200,8 +200,9 @@ def _scale(
     out: Tensor,
 ) -> Tensor | None:
     """Multiply a dense tensor by a one-hot whose fill is not 0, or return None."""
-    (field,), (values,) = parts, dense
-    assert isinstance(field, Field)
+    field, (values,) = parts[0], dense
+    if len(parts) > 1 or not isinstance(field, Field):
+        return None
     factors = field.weights_or_ones(x.cached_dtype)
     needs_more = factors.requires_grad or x.grad_proxy is not None or is_transforming()
     if needs_more or len(layout.classes) > 1 or values.dtype != out.dtype or values.is_complex():

@@ -10,7 +10,7 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import gather, running_count
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import number_of_dtype
+from hotrow.onehot.results import meta_result, number_of_dtype, with_strides_of
 from hotrow.onehot.rules.elementwise import elementwise
 from hotrow.onehot.tensor import OneHot
 
@@ -30,7 +30,12 @@ def _(func: Any, input: Any, mask: Any, value: Any) -> Any:
     if isinstance(value, int | float):
         number_of_dtype(value, input.dtype)
     result = _where(mask, value, input)
-    return result if getattr(result, "dtype", None) == input.dtype else NotImplemented
+    if not isinstance(result, Tensor) or result.dtype != input.dtype:
+        return result if result is USE_TORCH else NotImplemented
+    out = meta_result(func, (input, mask, value))  # its strides may differ from those of `where`
+    if isinstance(result, OneHot):
+        return result if result.strides == out.stride() else NotImplemented
+    return with_strides_of(result, out)
 
 
 def _where(condition: Any, input: Any, other: Any) -> Any:

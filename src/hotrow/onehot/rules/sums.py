@@ -57,8 +57,10 @@ def add_at_ids(
     return difference
 
 
-def add_back(x: OneHot, other: Any) -> OneHot | None:
-    """Return y if x was computed as y - p and `other` is p, otherwise None.
+def add_back(x: OneHot, other: Any, out: Tensor) -> OneHot | None:
+    """Return y, with the strides of `out`, if x was computed as y - p and `other` is p.
+
+    Otherwise, return None.
 
     The sum y - p + p is a straight-through estimator: its value is the one-hot y, and its gradient
     flows to p.
@@ -77,7 +79,9 @@ def add_back(x: OneHot, other: Any) -> OneHot | None:
         proxy = ZerosProxy.apply(other)  # type: ignore[no-untyped-call]
     for origin in x.origins:
         origin.record_straight_through()
-    return OneHot(y.parts, y.cached_dtype, proxy, None, x.origins, x.strides, layout=y._axis_layout)
+    return OneHot(
+        y.parts, y.cached_dtype, proxy, None, x.origins, out.stride(), layout=y._axis_layout
+    )
 
 
 _MAX_ROUNDED = 2
