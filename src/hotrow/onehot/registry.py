@@ -97,6 +97,10 @@ class RuleTensor(Tensor):
         """Return a view of the dense tensor as a view of this tensor."""
         raise NotImplementedError
 
+    def materialize_views(self) -> None:
+        """Materialize the views, before this tensor gets other memory."""
+        raise NotImplementedError
+
     def column(self) -> Tensor | None:
         """Return the values of a column that shares no memory with its one-hot, otherwise None."""
         raise NotImplementedError
@@ -257,6 +261,7 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if func.overloadpacket is torch.ops.aten.set_:  # torch doesn't call __torch_function__ for set_
         for x in find_instances(args, RuleTensor):
             x.materialize(permanent=True)
+            x.materialize_views()
     hidden = [
         x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_connected
     ]
@@ -326,7 +331,7 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
                 if result is NotImplemented or result is USE_TORCH:
                     return run_dense(func, args, kwargs, too_small=result is USE_TORCH)
                 if out is None:
-                    return result
+                    return _without_base(result, (args, kwargs))
                 if type(result) is not Tensor or (result.shape, result.dtype) != (
                     out.shape,
                     out.dtype,
@@ -338,6 +343,33 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
         return body
 
     return register
+
+
+def _without_base(result: Any, arguments: Any) -> Any:
+    """Return the result of a rule; if it is a view of a new tensor, return a tensor that is not.
+
+    Torch's operations compute such a result directly, and torch treats writes to views, `detach_`
+    and hooks differently.
+    """
+    if type(result) is not Tensor or is_compiling() or not result._is_view():
+        return result
+    if torch._C._are_functorch_transforms_active():
+        return result  # the arguments may have no memory of their own
+    storage = result.untyped_storage()._cdata
+    for each in find_instances(arguments, Tensor):
+        tensor = each._dense if isinstance(each, RuleTensor) else each
+        if tensor is not None and _has_storage(tensor, storage):
+            return result
+    separate: Tensor = _unsafe_view(result, result.shape)
+    return separate if separate.stride() == result.stride() else result.clone()
+
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
+
+def _has_storage(t: Tensor, storage: int) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():  # a table would settle its rows
+        return t.layout != torch.strided or t.untyped_storage()._cdata == storage
 
 
 def _can_copy_into(out: Any, arguments: Any) -> bool:

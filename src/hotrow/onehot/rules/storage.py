@@ -22,7 +22,12 @@ from hotrow.table.nested import find_instances
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     for one_hot in find_instances((x, args), OneHot):
         one_hot.materialize(permanent=not is_compiling())
+        if func in _REPLACES_MEMORY and not is_compiling():
+            one_hot.materialize_views()
     return NotImplemented
+
+
+_REPLACES_MEMORY = {Tensor.set_, Tensor.data.__set__}  # type: ignore[attr-defined]
 
 
 @rule(Tensor.__repr__, Tensor.__deepcopy__, Tensor.__reduce_ex__, any_layout=True)
