@@ -393,7 +393,7 @@ def test_fallback_and_its_gradients_match_torch(run):
         if result.requires_grad:
             cotangent = torch.arange(result.numel(), dtype=result.dtype).reshape(result.shape)
             gradients = torch.autograd.grad(result, leaves.all(), cotangent, materialize_grads=True)
-        found.append((result.detach(), *gradients))
+        found.append((result.detach(), *(each.detach() for each in gradients)))
     assert_alike(found[1], found[0], strides=False)
 
 
@@ -451,6 +451,33 @@ STRAIGHT_THROUGH = """
     (x - t.q.detach()).square() + t.q
     (x.mT - t.q.mT.detach() + t.q.mT) * 2
 """
+
+
+@expressions(
+    """
+    t.q.masked_fill(x.mT.bool().mT, 2)
+    t.q.mT.contiguous().masked_fill(x.mT.bool(), 2)
+    (q := t.q.mT.contiguous() / 4) + (x.mT - q).detach()
+    (1 - torch.cat([x, t.q], -1)) * torch.cat([t.q, t.q], -1)
+    """
+)
+def test_strides_of_a_dense_result_match_torch(run):
+    dense, ours = twins()
+    expected, found = run(dense, Leaves(torch.float32)), run(ours, Leaves(torch.float32))
+    assert found.stride() == expected.stride()
+    assert found.shape == expected.shape
+    torch.testing.assert_close(to_dense(found), expected)
+
+
+@pytest.mark.parametrize("product", ["nc,nd->cd", "cn,nd->cd"])
+def test_autocast_ignores_an_einsum_over_one_entry(product):
+    found = []
+    for encode in F.one_hot, one_hot:
+        x = encode(torch.tensor([3]), 9).float()
+        x = x if product[0] == "n" else x.t()
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(torch.einsum(product, x, torch.tensor([[1.001, 2.003, 3.007]])))
+    assert_alike(found[1], found[0], strides=False)
 
 
 @expressions(STRAIGHT_THROUGH)

@@ -341,9 +341,11 @@ def test_write_after_the_use_matches_torch(run):
     x = x * v; x[:, ::2].mul_(3); Double(x), x @ W
     x[:, ::2].mul_(q[:, ::2]); Double(x), x @ W
     x = x * v; x.unflatten(1, (2, 2))[:, 0].mul_(3); Double(x)
-    x = x * v; x.as_strided((5, 2), (4, 2)).mul_(3); checkpoint(Double, x, use_reentrant=True)
+    x = x * v; x.as_strided((5,), (4,)).mul_(3); checkpoint(lambda t: t * 2, x, use_reentrant=True)
     x = x * v; x.unfold(1, 2, 2).mul_(3); torch.func.vmap(torch.sum)(x)
     y = x[:, ::2]; y.requires_grad_(); Double(y).sum().backward(); y.grad
+    y = x[None]; x.set_(torch.zeros(3, 7, dtype=x.dtype)); x, y
+    y = x[None]; x.data = q.detach(); x, y
     y = x[None]; x.requires_grad_(); (y.sum() * 2 + x.sum()).backward(); x.grad, y, y[0]
     y = x[1:][None]; x.requires_grad_(); (y.sum() * 2 + x.sum()).backward(); x.grad, y
     x.diagonal().mul_(q[:4, 0]); torch.func.grad(lambda t: t.square().sum())(x)

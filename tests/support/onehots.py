@@ -36,7 +36,7 @@ def outcome(run, *arguments):
 
 
 def assert_alike(actual, expected, strides=True):
-    """Assert equal types, values, shapes, dtypes, strides and requires_grad, or similar errors."""
+    """Assert equal types, values, shapes, dtypes and so on, or similar errors."""
     if isinstance(expected, Exception):
         # hotrow raises the same error type as torch, or a subclass of it; the message may differ.
         assert isinstance(actual, Exception), f"torch raises {expected!r}, hotrow returns {actual}"
@@ -50,6 +50,8 @@ def assert_alike(actual, expected, strides=True):
         assert actual.dtype == expected.dtype
         assert actual.device == expected.device
         assert actual.requires_grad == expected.requires_grad
+        if type(actual) is Tensor:
+            assert actual._is_view() <= expected._is_view()
         if strides:
             assert actual.stride() == expected.stride()
             assert to_dense(actual).stride() == expected.stride()
