@@ -947,7 +947,13 @@ def _() -> None:
     assert torch.equal(traced(BATCHES[1]), model(BATCHES[1]))
 
 
-@feature(EXECUTION, "`torch.export`", WORKS)
+@feature(
+    EXECUTION,
+    "`torch.export`",
+    WORKS,
+    "With one-hots, the exported model ignores autocast, and a dynamic batch size often fails "
+    "(`specialized it to be a const`): export the original model.",
+)
 def _() -> None:
     model, _ = _trained()
     exported = torch.export.export(model, (BATCHES[0],)).module()
