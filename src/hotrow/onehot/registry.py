@@ -195,7 +195,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         if result is tensor:
             return x
     first = result[0] if isinstance(result, tuple | list) and result else result
-    # Lists of numbers can be long. In a transform, the result has no memory of its own.
+    # Lists of numbers can be long. In a transform, the result has no memory.
     if not isinstance(first, Tensor) or torch._C._are_functorch_transforms_active():
         return result
     for tensor, x in dense:
@@ -354,7 +354,7 @@ def _without_base(result: Any, arguments: Any) -> Any:
     if type(result) is not Tensor or is_compiling() or not result._is_view():
         return result
     if torch._C._are_functorch_transforms_active():
-        return result  # the arguments may have no memory of their own
+        return result  # the arguments may have no memory
     storage = result.untyped_storage()._cdata
     for each in find_instances(arguments, Tensor):
         tensor = each._dense if isinstance(each, RuleTensor) else each
