@@ -114,8 +114,7 @@ class SavedRun:
             if ledger.length:
                 ledger.steps(ledger.length, ledger.length, table.dtype)
             lag.ledger, lag.settled_steps = ledger, run["settled"]
-            if DTYPE_KEY in run["carried"]:
-                lag.cast_scalars(stored_dtype(run["carried"]))
+            lag.cast_scalars(stored_dtype(run["carried"]))
             lag.write_scalars(ledger.torch_scalars(group))
         except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
             raise ValueError(error_summary(error)) from None

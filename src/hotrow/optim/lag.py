@@ -208,7 +208,7 @@ class RowLag:
     def has_stale_rows(self) -> bool:
         """Return whether any row may have missed a step that would have changed it."""
         if self.is_broken:
-            return True
+            return True  # so that every read settles the rows, which raises an error
         return self.settled_steps < self.ledger.length and not self.ledger.idle_rows_unchanged
 
     def accepts(self, group: ParamGroup) -> bool:
@@ -420,12 +420,8 @@ class RowLag:
 
     def discard(self) -> None:
         """Remove this lag and its new state, because its first step has failed."""
-        self.is_closed = True
-        self.drop_updater()
-        self.ledger.table_count -= 1
-        self.state.lag = None
+        self._detach()
         self.state.clear()
-        self.table.lag = None
         if self.table.backing is not None:
             self.table.backing.discard_state()
 
@@ -435,13 +431,16 @@ class RowLag:
             if self.is_closed:
                 return
             self.settle_all()
-            self.is_closed = True
-            self.drop_updater()  # its references would count as aliases
-            self.ledger.table_count -= 1
-            self.state.lag = None
-            table = self._table()
-            if table is not None and table.lag is self:
-                table.lag = None
+            self._detach()
+
+    def _detach(self) -> None:
+        self.is_closed = True
+        self.drop_updater()  # its references would count as aliases
+        self.ledger.table_count -= 1
+        self.state.lag = None
+        table = self._table()
+        if table is not None and table.lag is self:
+            table.lag = None
 
 
 def _mark(scalar: Tensor) -> float:

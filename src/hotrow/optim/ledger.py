@@ -81,7 +81,7 @@ class Ledger:
         """Return whether this ledger can record a step with the options of `group`."""
         return self._form(group) == self.form
 
-    def initial_scalars(self, group: ParamGroup) -> tuple[Any, ...]:
+    def sharing_key(self, group: ParamGroup) -> tuple[Any, ...]:
         """Return the values that must be equal for tables to share a ledger."""
         return self.start_step, *self.scalars(group).items()
 
@@ -210,16 +210,16 @@ class Ledger:
         fast_forward = REPLAY
         if self.idle_rows_unchanged:
             fast_forward = SKIP_IDLE_STEPS
-        elif self.closed_form is not None:
+        elif (form := self.closed_form) is not None:
             try:
-                coefficients = self.closed_form.compute_coefficients(self._entries, end_step, dtype)
+                coefficients = form.compute_coefficients(self._entries, end_step, dtype)
             except (ArithmeticError, TypeError):  # absurd options overflow or give complex numbers
                 coefficients, self.closed_form = None, None
             except BaseException:  # it may contain only a part of an entry
                 self.closed_form = self._new_closed_form()
                 raise
-            if self.closed_form is not None and coefficients is not None:
-                fast_forward = self.closed_form.fast_forward
+            if coefficients is not None:
+                fast_forward = form.fast_forward
         program = self._programs.get(fast_forward)
         if program is None:
             width = self._entries.shape[1]

@@ -357,6 +357,7 @@ class RowOptimizer(_Optimizer):
             if not isinstance(state, RowState):
                 state = self.state[table] = RowState(state)
             _match_strides(state, table)
+            # A table on disk may have taken steps without any slots.
             is_new = not state and (table.backing is None or bool(self.rule.initial_slots(group)))
             table.lag = lag = RowLag(self.rule, table, group, state)
             lag.is_new = is_new

@@ -67,7 +67,7 @@ def _share_new_ledgers(steps: Sequence[TableStep]) -> None:
     shared: dict[Hashable, Ledger] = {}
     for lag, group, _ in steps:
         if not lag.ledger.length:
-            key = id(group), lag.values.device, lag.ledger.initial_scalars(group)
+            key = id(group), lag.values.device, lag.ledger.sharing_key(group)
             ledger = shared.setdefault(key, lag.ledger)
             if ledger is not lag.ledger:
                 lag.ledger.table_count -= 1
