@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.operators import take_bad_id
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, is_jit_tracing
 
 ID_DTYPES = (torch.int64, torch.int32)
 # Limits on the probability that random ids look like a one-hot or multi-hot. If the probability is
@@ -127,7 +127,7 @@ def is_readable(ids: Tensor) -> bool:
     return (
         type(ids) is Tensor
         and not is_compiling()
-        and not torch._C._get_tracing_state()
+        and not is_jit_tracing()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and not ids.is_meta
@@ -142,7 +142,7 @@ def plain_ids(ids: Tensor) -> Tensor | None:
     """
     if is_readable(ids) and not ids.is_nested:
         return ids
-    if is_compiling() or torch._C._get_tracing_state():
+    if is_compiling() or is_jit_tracing():
         return None
     if torch._C._are_functorch_transforms_active():
         return None

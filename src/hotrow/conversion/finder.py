@@ -25,7 +25,13 @@ from hotrow.conversion.sampling import (
     call_states,
     saved_tensor_hook,
 )
-from hotrow.kernels.tracing import has_derivative, has_tangent, is_compiling, never_compile_alone
+from hotrow.kernels.tracing import (
+    has_derivative,
+    has_tangent,
+    is_compiling,
+    is_jit_tracing,
+    never_compile_alone,
+)
 from hotrow.onehot.encoding import ClassIndexError, encode, encode_or_none
 from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.parts import Field
@@ -61,7 +67,7 @@ class Finder(TorchFunctionMode):
             return func(*args, **kwargs)
         if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
-        if torch._C._get_tracing_state() is not None:  # as in `_wrap` of `modules.py`
+        if is_jit_tracing():  # as in `_wrap` of `modules.py`
             return func(*args, **kwargs)
         frame = sys._getframe(1)
         if pattern in _CONSTANTS and not _CONSTANTS[pattern](frame.f_code):

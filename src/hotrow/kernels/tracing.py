@@ -52,6 +52,11 @@ def is_transforming() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_jit_tracing() -> bool:
+    """Return whether torch.jit.trace is recording."""
+    return torch._C._get_tracing_state() is not None  # torch.compile can trace this call
+
+
 def has_derivative(t: Tensor) -> bool:
     """Return whether autograd may compute a derivative with respect to this tensor."""
     return t.requires_grad or torch._C._are_functorch_transforms_active() or has_tangent(t)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling, never_compile_alone
+from hotrow.kernels.tracing import is_compiling, is_jit_tracing, never_compile_alone
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances, map_instances
 
@@ -129,7 +129,7 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _COMPILER_FUNCTIONS and is_compiling():
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    if torch._C._get_tracing_state() is not None:
+    if is_jit_tracing():
         # Rules depend on the ids, so torch.jit.trace records torch's operation instead.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -216,7 +216,7 @@ def _run_on(func: Any, args: Any, kwargs: Any, x: RuleTensor, tensor: Tensor) ->
 
 def _shares_memory(result: Any, tensors: list[Tensor]) -> bool:
     """Return whether writing to the result would change one of the tensors."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass():  # a table would settle its rows
         storages = {t.untyped_storage()._cdata for t in tensors}
         return any(
             t.layout != torch.strided or t.untyped_storage()._cdata in storages
@@ -355,21 +355,17 @@ def _without_base(result: Any, arguments: Any) -> Any:
         return result
     if torch._C._are_functorch_transforms_active():
         return result  # the arguments may have no memory
-    storage = result.untyped_storage()._cdata
-    for each in find_instances(arguments, Tensor):
-        tensor = each._dense if isinstance(each, RuleTensor) else each
-        if tensor is not None and _has_storage(tensor, storage):
-            return result
+    tensors = [
+        each._dense if isinstance(each, RuleTensor) else each
+        for each in find_instances(arguments, Tensor)
+    ]
+    if _shares_memory(tensors, [result]):
+        return result
     separate: Tensor = _unsafe_view(result, result.shape)
     return separate if separate.stride() == result.stride() else result.clone()
 
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
-
-
-def _has_storage(t: Tensor, storage: int) -> bool:
-    with torch._C.DisableTorchFunctionSubclass():  # a table would settle its rows
-        return t.layout != torch.strided or t.untyped_storage()._cdata == storage
 
 
 def _can_copy_into(out: Any, arguments: Any) -> bool:

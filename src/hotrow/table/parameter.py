@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from hotrow.errors import HotrowError
 from hotrow.ids import plain_ids
 from hotrow.kernels import devices
-from hotrow.kernels.tracing import is_compiling, never_compile_alone, never_trace
+from hotrow.kernels.tracing import (
+    is_compiling,
+    is_jit_tracing,
+    never_compile_alone,
+    never_trace,
+)
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
 from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.metadata import METADATA_FUNCTIONS
@@ -342,7 +347,7 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
         return False
     table: Table = weight  # type: ignore[assignment]
     # torch.jit.trace records torch's own lookup in the settled table.
-    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state():
+    if torch._C._are_functorch_transforms_active() or is_jit_tracing():
         if table.shards is not None:
             raise HotrowError(
                 "a sharded table cannot be looked up inside a torch.func transform or "
