@@ -152,3 +152,23 @@ def test_a_step_that_overflows_changes_nothing_and_can_be_repeated():
     optimizer.param_groups[0]["alpha"] = 0.75
     optimizer.step()
     assert not torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Adadelta", {"eps": -1.0}),
+        ("Rprop", {"lr": torch.nan}),
+        ("Rprop", {"step_sizes": (torch.nan, 50.0)}),
+        ("Rprop", {"step_sizes": (1e-6, torch.nan)}),
+    ],
+)
+def test_options_for_which_torch_sets_idle_rows_to_nan_are_refused(name, options):
+    layer = converted()
+    optimizer = getattr(hotrow.optim, name)(layer.parameters())
+    backward(layer)
+    optimizer.param_groups[0].update(options)
+    before = layer.weight.detach().clone()
+    with pytest.raises(HotrowError, match=rf"step 1 of {name} cannot be computed .*must not be"):
+        optimizer.step()
+    assert torch.equal(layer.weight, before)

@@ -122,7 +122,7 @@ class Ledger:
         scalars, step = dict(self.scalars(group)), self.start_step + self.length + 1
         try:
             return tuple(map(float, self.rule.ledger_entry(group, step, scalars))), scalars
-        except (ArithmeticError, TypeError) as error:
+        except (ArithmeticError, TypeError, ValueError) as error:
             raise HotrowError(
                 f"step {step} of {self.rule.name} cannot be computed ({error})",
                 fix="check the optimizer's options, such as lr, and the step of a loaded state",

@@ -25,7 +25,13 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """Return the entry (weight decay, rho, 1 - rho, eps, -lr)."""
+    """Return the entry (weight decay, rho, 1 - rho, eps, -lr).
+
+    Raises:
+        ValueError: if eps is negative; torch would set the weights of idle rows to NaN.
+    """
+    if group["eps"] < 0:
+        raise ValueError(f"eps must not be negative, but is {group['eps']}")
     rho = group["rho"]
     return group["weight_decay"], rho, 1 - rho, group["eps"], -group["lr"]
 

@@ -12,6 +12,7 @@ Source: Riedmiller and Braun, https://doi.org/10.1109/ICNN.1993.298623.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,13 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """Return the entry (etaminus, 1, etaplus, smallest step size, largest step size, -1)."""
+    """Return the entry (etaminus, 1, etaplus, smallest step size, largest step size, -1).
+
+    Raises:
+        ValueError: if lr or a limit of the step size is NaN; torch would set all weights to NaN.
+    """
+    if any(map(math.isnan, (group["lr"], *group["step_sizes"]))):
+        raise ValueError("lr and step_sizes must not be NaN")
     return group["etas"][0], 1.0, group["etas"][1], *group["step_sizes"], -1.0
 
 
