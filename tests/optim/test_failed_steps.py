@@ -168,6 +168,22 @@ def test_the_first_step_of_a_loaded_run_can_be_repeated(trained, monkeypatch):
     assert_same_runs(*runs)
 
 
+@pytest.mark.parametrize("name", ["ASGD", "NAdam", "SGD"])
+def test_a_step_whose_entry_cannot_be_stored_is_repeated(name, monkeypatch):
+    run, other = make_run(name), make_run(name)
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(4))
+        backward(layers, optimizer, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Ledger, "append", fail)
+        with pytest.raises(MemoryError):
+            run[1].step()
+    for layers, optimizer in (run, other):
+        optimizer.step()
+        train(layers, optimizer, range(5, 8))
+    assert_same_runs(run, other)
+
+
 @pytest.mark.parametrize("then", ["step", "state_dict", "maximize"])
 @pytest.mark.parametrize("cause", ["kernel", "option"])
 @pytest.mark.parametrize("name", ["ASGD", "Rprop", "SGD"])

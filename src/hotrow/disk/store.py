@@ -186,7 +186,7 @@ class Store:
         for name, file in self._files.items():
             if self._verify or name == STEPS:
                 file.check_digest()
-        self._new_files = _NewFiles()
+        self._earlier_files, self._new_files = self._files, _NewFiles()
         self.layer = self._make_layer()
         self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # for each row
         self._are_all_checked = False  # filling the array would take a byte of memory per row
@@ -275,7 +275,8 @@ class Store:
         """Create a (V, D) state tensor for the optimizer, filled with this initial value."""
         if self._resuming:
             return self._files[name].tensor()
-        if name in self._files:
+        last = self.table.last_optimizer
+        if name in self._files and last is not None and last() is not None:
             raise HotrowError(
                 f"{self.folder} already has the state {name!r} of another optimizer",
                 fix="use one optimizer; to switch optimizers, save and reopen the folder first",
@@ -306,12 +307,13 @@ class Store:
         else:
             shape = self._files[TABLE].layout.shape[:1]
             steps = self._create_file(Layout(STEPS, shape, torch.int32))
+        self._earlier_files = self._files
         self._files, self._new_files = {**self._files, **self._new_files}, _NewFiles()
         return steps
 
     def discard_state(self) -> None:
-        """Forget an optimizer state that no save contains; see `RowLag.discard`."""
-        self._files = {TABLE: self._files[TABLE]}
+        """Forget the newest optimizer state, which no save contains; see `RowLag.discard`."""
+        self._files = self._earlier_files
 
     def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
         """Create and map the files of a tensor, which `row_steps` adds to the store's files."""
@@ -327,22 +329,28 @@ class Store:
             return file.tensor()
 
     def _map_new(self, layout: Layout, initial: float) -> MappedTensor:
-        """Create and map the files of a tensor.
+        """Create the files of a tensor, and map them.
 
-        Until the next save, they have as many rows as the files of the last save.
+        Until the next save, they have as many rows as the files of the last save. If this save
+        contains a tensor of the same name, of another optimizer, its files are mapped once more.
         """
-        saved = layout.with_rows(self._previous_save().rows)
+        previous = self._previous_save()
+        saved = layout.with_rows(previous.rows)
         values: RowBlocks = ()
         if initial:
             values = filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
+        is_saved = layout.name in previous.tensors
         try:
-            write_new(self._folder, saved, self._session, values)
+            if not is_saved:
+                write_new(self._folder, saved, self._session, values)
             file = MappedTensor(self._folder, saved)
         except OSError as error:
             raise HotrowError(
                 f"{self.folder / layout.file_name} could not be created ({error})",
                 fix=f"{fix_for(error)} and repeat the step; the folder contains the last save",
             ) from None
+        if is_saved:
+            file.tensor().fill_(initial)
         if layout != saved:
             file = file.resized(layout.shape[0])
             file.tensor()[saved.shape[0] :] = initial

@@ -58,7 +58,8 @@ class Embedding(TableLayer, nn.Embedding):
         """Create a layer from a table in a safetensors file, without reading the whole file.
 
         The weight is memory-mapped, so the layer reads only the rows that it looks up. The weight
-        is read-only and has no gradient. To train a table on disk, see `hotrow.disk`.
+        is read-only and has no gradient. To train a table on disk, see `hotrow.disk`. Don't read
+        its file with `from_file` while a store has the folder open: each save changes the rows.
 
         Args:
             path: the safetensors file.

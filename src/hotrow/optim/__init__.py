@@ -59,6 +59,9 @@ in a signal handler. Tables don't support `torch.__future__.set_swap_module_para
 
 from __future__ import annotations
 
+import functools as _functools
+from typing import Any as _Any
+
 import torch.optim as _torch
 
 from hotrow.optim.misuse import warn_of_dense_steps as _warn_of_dense_steps
@@ -152,6 +155,11 @@ class Adagrad(_RowOptimizer, _torch.Adagrad):
 
     rule = _adagrad.rule
     torch_class = _torch.Adagrad
+
+    @_functools.wraps(_torch.Adagrad.__init__)  # type: ignore[misc]
+    def __init__(self, *args: _Any, **kwargs: _Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._drop_initial_state()
 
 
 class Adadelta(_RowOptimizer, _torch.Adadelta):

@@ -123,6 +123,9 @@ class RowLag:
         self.is_broken = False  # whether an error has interrupted an operation halfway
         self.is_closed = False
         self.is_new = False  # whether the optimizer had no state for the table before
+        # The rule, the options and the state of the lag that this lag replaces until its first
+        # step, if the table is on disk.
+        self.replaced: tuple[Rule, ParamGroup, RowState] | None = None
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
@@ -420,10 +423,19 @@ class RowLag:
 
     def discard(self) -> None:
         """Remove this lag and its new state, because its first step has failed."""
+        table = self.table
         self._detach()
         self.state.clear()
-        if self.table.backing is not None:
-            self.table.backing.discard_state()
+        if table.backing is not None:
+            table.backing.discard_state()
+        RowLag.restore(table, self.replaced)
+
+    @staticmethod
+    def restore(table: Table, replaced: tuple[Rule, ParamGroup, RowState] | None) -> None:
+        """Create the lag again that a failed lag has replaced."""
+        if replaced is not None:
+            rule, group, state = replaced
+            table.lag = RowLag(rule, table, group, state)
 
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""
@@ -458,6 +470,7 @@ def finish_step(lags: Sequence[RowLag]) -> None:
         [tensor for lag in lags for tensor in (lag.table, *lag.tensors[1:])]
     )
     for lag in lags:
+        lag.replaced = None
         if lag.has_stale_rows and lag.has_alias():
             lag.settle_all()
 

@@ -106,8 +106,8 @@ class Ledger:
         entry, scalars = self.next_entry(group)
         self._make_room(len(entry))
         self._undo.append((self.length, self.scalar_state, self.idle_rows_unchanged))
-        self.scalar_state = scalars
         self.append(entry)
+        self.scalar_state = scalars
         # Rows may skip all missed steps only if none of these steps changes an idle row.
         if self.idle_rows_unchanged:
             is_finite = all(map(math.isfinite, entry))  # torch computes inf * 0 = NaN

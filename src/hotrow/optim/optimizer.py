@@ -41,7 +41,7 @@ from hotrow.optim.misuse import (
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
-from hotrow.table.autograd import set_strides, with_strides
+from hotrow.table.autograd import set_strides, stored_values, with_strides
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
 from hotrow.table.row_change import trim_storage
@@ -84,9 +84,11 @@ def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
 
 def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
     """Give a state's tensors the table's strides; tensors with aliases change only if `shared`."""
-    for value in dict.values(state):
+    for name, value in dict.items(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
-            set_strides(value, table.stride(), shared)
+            stored = stored_values(value)
+            dict.__setitem__(state, name, stored)
+            set_strides(stored, table.stride(), shared)
 
 
 # RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
@@ -212,16 +214,19 @@ class RowOptimizer(_Optimizer):
         return loss
 
     def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:
-        try:
-            self._take_steps(tables)
-        except BaseException:
-            for _, table in tables:
-                lag = table.lag
-                # As in torch, the initial state depends on the first step's options.
-                if isinstance(lag, RowLag) and lag.is_new and not lag.ledger.length:
-                    with ExclusiveAccess():
-                        lag.discard()
-            raise
+        on_disk = any(table.backing is not None for _, table in tables)
+        # No save may contain the state of a step that fails.
+        with ExclusiveAccess() if on_disk else nullcontext():
+            try:
+                self._take_steps(tables)
+            except BaseException:
+                for _, table in tables:
+                    lag = table.lag
+                    # As in torch, the initial state depends on the first step's options.
+                    if isinstance(lag, RowLag) and lag.is_new and not lag.ledger.length:
+                        with ExclusiveAccess():
+                            lag.discard()
+                raise
 
     def _take_steps(self, tables: list[tuple[ParamGroup, Table]]) -> None:
         numeric_groups = {id(group): self._numeric(group) for group in self.param_groups}
@@ -353,23 +358,29 @@ class RowOptimizer(_Optimizer):
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
         with ExclusiveAccess():
+            replaced = None
+            if isinstance(lag, RowLag) and table.backing is not None:
+                replaced = lag.ledger.rule, lag.group_options, lag.state
             table.close_lag()  # the lag belongs to another optimizer or has other options
             if not isinstance(state, RowState):
                 state = self.state[table] = RowState(state)
             _match_strides(state, table)
             # A table on disk may have taken steps without any slots.
             is_new = not state and (table.backing is None or bool(self.rule.initial_slots(group)))
-            table.lag = lag = RowLag(self.rule, table, group, state)
-            lag.is_new = is_new
+            try:
+                table.lag = lag = RowLag(self.rule, table, group, state)
+            except BaseException:
+                RowLag.restore(table, replaced)
+                raise
+            lag.is_new, lag.replaced = is_new, replaced
         return lag
 
     def table_state(self, table: Table) -> Any:
         """Return a table's state; if a table on disk has none yet, return its saved state."""
         state = self.state[table]
-        is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
-        if table.backing is not None and is_new:
+        if table.backing is not None and not state and not isinstance(state, RowState):
             lag, state = table.lag, {}
-            if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
+            if isinstance(lag, RowLag) and self._has_class_of(lag):
                 if table.last_optimizer is not None and table.last_optimizer() is self:
                     raise HotrowError(
                         "the state of a table on disk was removed from optimizer.state, but it is "
@@ -381,6 +392,21 @@ class RowOptimizer(_Optimizer):
             self.state[table] = state
         return state
 
+    def _drop_initial_state(self) -> None:
+        """Drop the state that torch's constructor has created for tables on disk.
+
+        Their state is in their folders, or will be created there.
+        """
+        for _, table in self._tables():
+            if table.backing is not None:
+                self.state.pop(table, None)
+
+    def _has_class_of(self, lag: RowLag) -> bool:
+        """Return whether an optimizer of this class created the lag; Adam's rule is AdamW's too."""
+        option = "decoupled_weight_decay"
+        is_same = lag.group_options.get(option) == self.defaults.get(option)
+        return lag.ledger.rule is self.rule and is_same
+
     @contextmanager
     def _closed_lags(self) -> Iterator[None]:
         """Close all lags, and afterwards open new ones for tables on disk, as saves need them.
@@ -390,19 +416,20 @@ class RowOptimizer(_Optimizer):
         on_disk = []
         with ExclusiveAccess():
             try:
-                for group, table in self._tables():
+                for _, table in self._tables():
                     lag = table.lag
                     if table.backing is not None and isinstance(lag, RowLag):
                         if self.table_state(table) is not lag.state:
                             table.settle()  # the lag belongs to another optimizer
                             continue
-                        on_disk.append((group, table))
+                        # The group's options may have changed since the last step.
+                        on_disk.append((lag.group_options, table))
                     lag = None  # it refers to the table's memory
                     table.close_lag()
                 yield
             finally:
                 for group, table in on_disk:
-                    self._prepare_lag(table, self._numeric(group))
+                    self._prepare_lag(table, group)
 
     def prepare_capture(self) -> None:
         """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.

@@ -69,6 +69,19 @@ def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     return values.copy_(tensor.detach())
 
 
+def stored_values(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy if its memory doesn't contain its values.
+
+    This is so for row gradients and one-hots, and for tensors that torch negates when it reads
+    them. The kernels read the memory.
+    """
+    with torch._C.DisableTorchFunctionSubclass():  # a one-hot's own methods create its dense tensor
+        if not tensor.is_neg() and (tensor.data_ptr() or not tensor.numel() or tensor.is_meta):
+            return tensor
+    with torch.no_grad():
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -> None:
     """Change the strides in place; without `force`, only if nothing else uses the storage."""
     ordered = with_strides(tensor, strides)

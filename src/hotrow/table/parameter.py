@@ -25,7 +25,12 @@ from hotrow.kernels.tracing import (
     never_compile_alone,
     never_trace,
 )
-from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
+from hotrow.table.autograd import (
+    measure_engine_references,
+    set_strides,
+    storage_use_count,
+    stored_values,
+)
 from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
@@ -243,6 +248,7 @@ class Table(nn.Parameter):
                 if table.shards is not None:
                     table.shards.refuse_averaging()
                 table.close_lag()  # the next step starts from the new storage
+                args = table, stored_values(args[1])
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):

@@ -1,0 +1,160 @@
+"""Optimizers of another class train a saved table; if their first step fails, nothing is lost."""
+
+import itertools
+import shutil
+from unittest import mock
+
+import pytest
+import torch
+
+import hotrow
+from hotrow import HotrowError, disk
+from hotrow.optim import updater
+from hotrow.table.parameter import Table
+from tests.support.tolerance import assert_same_bits
+
+ROWS, COLUMNS = 60, 4
+
+
+def create(path):
+    values = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
+    return disk.create(path, ROWS, COLUMNS, fill=lambda block: block.copy_(values))
+
+
+def step(layer, optimizer, t):
+    random = torch.Generator().manual_seed(t)
+    ids = torch.randint(ROWS, (9,), generator=random)
+    optimizer.zero_grad()
+    (layer(ids) * torch.randn(9, COLUMNS, generator=random)).sum().backward()
+    optimizer.step()
+
+
+def make(name, layer):
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    return getattr(hotrow.optim, name)(layer.parameters(), lr=0.1, **options)
+
+
+def save_run(path, name, steps=3):
+    """Save a run, and return the weight and the optimizer state."""
+    with create(path) as store:
+        optimizer = make(name, store.layer)
+        for t in range(steps):
+            step(store.layer, optimizer, t)
+        store.save()
+        return store.layer.weight.detach().clone(), copies(optimizer)
+
+
+def copies(optimizer):
+    return {key: value.clone() for key, value in optimizer.state_dict()["state"][0].items()}
+
+
+def assert_contains(folder, name, weight, state):
+    """Check the run in a copy of the folder, as after a crash."""
+    copied = shutil.copytree(folder, folder.with_name(f"{folder.name}-copy"))
+    disk.verify(copied)
+    with disk.open(copied) as store:
+        assert_same_bits(store.layer.weight.detach(), weight)
+        found = copies(make(name, store.layer))
+        assert found.keys() == state.keys()
+        for key, value in state.items():
+            assert_same_bits(found[key], value)
+    shutil.rmtree(copied)
+
+
+def fail(*arguments):
+    raise MemoryError
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(hotrow.optim.__all__, 2)))
+def test_an_optimizer_of_another_class_starts_without_state(first, second, tmp_path):
+    weight, _ = save_run(tmp_path / "t", first)
+    memory = hotrow.convert(torch.nn.Embedding(ROWS, COLUMNS, _weight=weight), min_entries=0)
+    assert type(memory.weight) is Table
+    expected = make(second, memory)
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make(second, store.layer)
+        for t in range(3, 6):
+            step(memory, expected, t)
+            step(store.layer, optimizer, t)
+        store.save()
+    assert_contains(tmp_path / "t", second, memory.weight.detach(), copies(expected))
+
+
+@pytest.mark.parametrize("then", ["step", "earlier class", "save"])
+@pytest.mark.parametrize("cause", ["options", "kernel", "disk"])
+@pytest.mark.parametrize(("first", "second"), [("Adam", "RMSprop"), ("Adam", "AdamW")])
+def test_a_failed_first_step_keeps_the_state_of_another_class(first, second, cause, then, tmp_path):
+    folder = tmp_path / "t"
+    weight, state = save_run(folder, first)
+    with disk.open(folder) as store:
+        optimizer = make(second, store.layer)
+        failure = {
+            "options": mock.patch.dict(optimizer.param_groups[0], lr=10**400),
+            "kernel": mock.patch.object(updater, "step_rows_together", fail),
+            "disk": mock.patch.object(store, "create_slot", fail),
+        }
+        with failure[cause], pytest.raises((MemoryError, HotrowError)):
+            step(store.layer, optimizer, 3)
+        assert_contains(folder, first, weight, state)
+        if then == "step":
+            step(store.layer, optimizer, 3)
+            assert copies(optimizer)["step"] == 1
+            assert_contains(folder, first, weight, state)  # until the next save
+            first, weight, state = second, store.layer.weight.detach().clone(), copies(optimizer)
+        elif then == "earlier class":
+            assert copies(make(first, store.layer))["step"] == 3
+        store.save()
+    assert_contains(folder, first, weight, state)
+
+
+def test_a_failed_first_step_of_two_tables_keeps_the_state_of_both(tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    saved = [save_run(folder, "Adam") for folder in folders]
+    with disk.open(folders[0]) as one, disk.open(folders[1]) as two:
+        optimizer = hotrow.optim.RMSprop([one.layer.weight, two.layer.weight])
+        for store in (one, two):
+            store.layer(torch.tensor([1, 2])).sum().backward()
+        with mock.patch.object(two, "create_slot", fail), pytest.raises(MemoryError):
+            optimizer.step()
+        optimizer.step()
+        for folder, (weight, state) in zip(folders, saved, strict=True):
+            assert_contains(folder, "Adam", weight, state)
+        for store in (one, two):
+            store.save()
+    for folder in folders:
+        with disk.open(folder) as store:
+            assert copies(make("RMSprop", store.layer))["step"] == 1
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize("saved", [False, True])
+def test_reading_the_state_creates_no_slot_for_changed_options(reads, saved, tmp_path):
+    def train(layer, optimizer):
+        step(layer, optimizer, 0)
+        optimizer.param_groups[0].update(momentum=0.9, dampening=0.5)
+        for _ in range(reads):
+            assert optimizer.state_dict()["state"] == {}
+        if saved and layer is store.layer:
+            store.save()
+        step(layer, optimizer, 1)
+        return layer.weight.detach().clone(), copies(optimizer)["momentum_buffer"]
+
+    store = create(tmp_path / "t")
+    dense = torch.nn.Embedding(ROWS, COLUMNS, _weight=store.layer.weight.detach().clone())
+    layers = hotrow.convert(dense, min_entries=0), store.layer
+    assert all(type(layer.weight) is Table for layer in layers)
+    expected, found = (
+        train(layer, hotrow.optim.SGD(layer.parameters(), lr=0.1)) for layer in layers
+    )
+    store.close()
+    for one, other in zip(found, expected, strict=True):
+        assert_same_bits(one, other)
+
+
+def test_adagrad_has_no_state_of_a_table_on_disk_before_its_first_step(tmp_path):
+    _, state = save_run(tmp_path / "t", "Adagrad")
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make("Adagrad", store.layer)
+        assert store.layer.weight not in optimizer.state
+        for key, value in copies(optimizer).items():
+            assert_same_bits(value, state[key])

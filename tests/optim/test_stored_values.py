@@ -1,0 +1,83 @@
+"""The weight and its state may be assigned tensors whose memory doesn't contain their values."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
+
+ROWS, COLUMNS = 30, 4
+FORMS = {
+    "gradient": lambda dense, weight: weight.grad.clone(),
+    "negative": lambda dense, weight: torch._neg_view(-dense),
+    "imaginary": lambda dense, weight: torch.complex(dense, -dense).conj().imag,
+    "one-hot": lambda dense, weight: hotrow.one_hot(dense.argmax(1), COLUMNS, torch.float32),
+}
+
+
+def make(library, name="SGD", **options):
+    torch.manual_seed(0)
+    layer = nn.Embedding(ROWS, COLUMNS)
+    if library is hotrow:
+        layer = hotrow.convert(layer, min_entries=0)
+        assert type(layer.weight) is Table
+    options |= {"momentum": 0.9} if name == "SGD" else {}
+    return layer, getattr(library.optim, name)(layer.parameters(), lr=0.1, **options)
+
+
+def step(layer, optimizer, t):
+    optimizer.zero_grad()
+    layer(torch.tensor([t, t, 2 * t])).sum().backward()
+    optimizer.step()
+
+
+def run(library, change):
+    layer, optimizer = make(library)
+    for t in range(6):
+        if t == 3:
+            change(layer, optimizer)
+        step(layer, optimizer, t)
+    return layer.weight.detach().clone(), optimizer.state_dict()["state"][0]["momentum_buffer"]
+
+
+@pytest.mark.parametrize("target", ["data", "state", "load"])
+@pytest.mark.parametrize("form", FORMS)
+def test_values_that_are_not_in_memory_are_used_as_in_torch(form, target):
+    def change(layer, optimizer):
+        weight = layer.weight
+        dense = weight.detach().clone()
+        values = FORMS[form](dense, weight)
+        if type(weight) is not Table and form == "one-hot":
+            values = values.to_dense()
+        if type(weight) is Table and form == "gradient":
+            assert isinstance(values, RowGradient)
+        if target == "data":
+            weight.data = values
+        elif target == "state":
+            optimizer.state[weight]["momentum_buffer"] = values
+        else:
+            state = copy.copy(optimizer.state_dict())
+            state["state"] = {0: {"momentum_buffer": values}}
+            optimizer.load_state_dict(state)
+
+    for found, expected in zip(run(hotrow, change), run(torch, change), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_state_of_torch_s_optimizer_is_loaded_if_it_contains_a_gradient():
+    layer, optimizer = make(hotrow)
+    dense, expected = make(torch)
+    before = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    with pytest.warns(UserWarning, match="Use hotrow.optim.SGD"):
+        step(layer, before, 1)
+    step(dense, expected, 1)
+    assert isinstance(before.state[layer.weight]["momentum_buffer"], RowGradient)
+    optimizer.load_state_dict(before.state_dict())
+    for t in range(2, 5):
+        step(layer, optimizer, t)
+        step(dense, expected, t)
+    torch.testing.assert_close(layer.weight.detach(), dense.weight.detach())
