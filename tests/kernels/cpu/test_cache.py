@@ -142,17 +142,36 @@ print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
     assert done.stdout == "2.0\n"
 
 
+def flip_bits(data):
+    """Flip a bit in every 64 bytes, which also damages the machine code."""
+    return bytes(byte ^ (number % 64 == 32) for number, byte in enumerate(data))
+
+
 @exhaustive
+@pytest.mark.parametrize("damage", [lambda data: data[:50], flip_bits], ids=["cut", "flipped"])
 @pytest.mark.parametrize("pattern", ["rows*.nbi", "rows*.nbc"])
-def test_a_damaged_cache_is_written_again(filled, tmp_path, pattern):
+def test_a_damaged_cache_is_written_again(filled, tmp_path, pattern, damage):
     source, first = filled
     folder = shutil.copytree(source, tmp_path / "cache")
-    damaged = list(folder.rglob(pattern))
+    damaged = [damage(file.read_bytes()) for file in folder.rglob(pattern)]
     assert damaged
-    for file in damaged:
-        file.write_bytes(file.read_bytes()[:50])
+    for file, data in zip(list(folder.rglob(pattern)), damaged, strict=True):
+        file.write_bytes(data)
     assert results([begin(NAMES[0], folder)]) == first[:1]
-    assert any(file.stat().st_size > 50 for file in folder.rglob(pattern))
+    assert any(file.read_bytes() not in damaged for file in folder.rglob(pattern))
+
+
+@exhaustive
+def test_a_flipped_bit_of_a_kernel_is_noticed(filled, tmp_path):
+    source, first = filled
+    folder = shutil.copytree(source, tmp_path / "cache")
+    for file in folder.rglob("rows*.nbc"):
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        damaged = bytes(data)
+    assert results([begin(name, folder) for name in NAMES]) == first
+    assert damaged not in [file.read_bytes() for file in folder.rglob("rows*.nbc")]
 
 
 LIMITED = """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import pickle
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -48,10 +49,10 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
       ranks in their first run, save at the same time, one may load the other's code. Here, a file
       lock lets only one process at a time access the index.
     - Order: numba writes the index before the kernel, and reuses file names. After an interrupted
-      write, the index may refer to another kernel. Here, each kernel gets a new name, and the index
-      is written last.
-    - Errors: numba raises an error if the cache is damaged or the disk is full. Here, the kernel is
-      compiled again, or not cached.
+      write, the index may refer to another kernel. Here, a file's name is the hash of its contents,
+      and the index is written last.
+    - Errors: numba raises an error if the cache is damaged or the disk is full, and runs a kernel
+      whose machine code is damaged. Here, the kernel is compiled again, or not cached.
     - Startup: numba imports its whole compiler before it loads a kernel, and this import takes most
       of the startup time. Loading needs only numba's runtime, so only the runtime is initialized
       here.
@@ -68,12 +69,23 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     file._source_stamp, stem = _kernel_digest(), file._index_name.removesuffix(".nbi")
     lock = Path(cache.cache_path) / "hotrow.lock"
 
+    def file_name(data: bytes) -> str:
+        return f"{stem}.{hashlib.sha256(data).hexdigest()[:32]}.nbc"
+
+    def load_data(name: str) -> Any:
+        data = (lock.parent / name).read_bytes()
+        if file_name(data) != name:
+            raise ValueError(f"{name} is damaged")
+        return pickle.loads(data)
+
     def save_file(key: Any, data: Any) -> None:
-        index = file._load_index()
-        name = f"{stem}.{uuid.uuid4().hex}.nbc"
-        file._save_data(name, data)
-        file._save_index({**index, key: name})
-        names = {*index.values(), name} - {index.get(key)}
+        data = file._dump(data)
+        name = file_name(data)
+        with file._open_for_write(lock.parent / name) as output:
+            output.write(data)
+        index = {**file._load_index(), key: name}
+        file._save_index(index)
+        names = set(index.values())
         for other in lock.parent.glob("*.nbc"):
             if other.name.startswith(f"{stem}.") and other.name not in names:
                 with suppress(OSError):  # on Windows, another process may be reading it
@@ -97,7 +109,7 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
             Path(file._index_path).unlink()
             raise
 
-    file.save = save_file
+    file.save, file._load_data = save_file, load_data
     cache.load_overload = with_lock(load)
     cache.save_overload = with_lock(cache.save_overload)
     return dispatcher
