@@ -151,6 +151,17 @@ def test_reading_the_state_creates_no_slot_for_changed_options(reads, saved, tmp
         assert_same_bits(one, other)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_optimizer_whose_state_is_gone_does_not_silently_start_again(trained, tmp_path):
+    save_run(tmp_path / "t", "Adam")
+    with disk.open(tmp_path / "t") as store:
+        if trained:
+            step(store.layer, make("Adam", store.layer), 3)
+        store.layer.weight.data = store.layer.weight.data.clone()  # closes the ledger
+        with pytest.raises(HotrowError, match="already has the state 'exp_avg'"):
+            step(store.layer, make("Adam", store.layer), 4)
+
+
 def test_adagrad_has_no_state_of_a_table_on_disk_before_its_first_step(tmp_path):
     _, state = save_run(tmp_path / "t", "Adagrad")
     with disk.open(tmp_path / "t") as store:

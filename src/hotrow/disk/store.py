@@ -271,12 +271,16 @@ class Store:
 
     # --- The optimizer state ---------------------------------------------------------------------
 
-    def create_slot(self, name: str, initial: float) -> Tensor:
-        """Create a (V, D) state tensor for the optimizer, filled with this initial value."""
+    def create_slot(self, name: str, initial: float, replace: bool) -> Tensor:
+        """Create a (V, D) state tensor for the optimizer, filled with this initial value.
+
+        With `replace`, the tensor may replace that of an earlier optimizer of another class.
+        """
         if self._resuming:
             return self._files[name].tensor()
         last = self.table.last_optimizer
-        if name in self._files and last is not None and last() is not None:
+        is_used = not replace or (last is not None and last() is not None)
+        if name in self._files and is_used:
             raise HotrowError(
                 f"{self.folder} already has the state {name!r} of another optimizer",
                 fix="use one optimizer; to switch optimizers, save and reopen the folder first",

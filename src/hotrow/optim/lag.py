@@ -80,6 +80,10 @@ class ExclusiveAccess:
         self._signals.__exit__()
 
 
+# What is needed to create a lag again: its rule, the options and the state.
+Replaced = tuple[Rule, ParamGroup, RowState]
+
+
 class RowLag:
     """The ledger, the optimizer state and the row step counts of one table.
 
@@ -87,8 +91,16 @@ class RowLag:
     tensors and the slots have the table's shape. Their (V, D) views exist only during an operation.
     """
 
-    def __init__(self, rule: Rule, table: Table, group: ParamGroup, state: RowState) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        table: Table,
+        group: ParamGroup,
+        state: RowState,
+        replaced: Replaced | None = None,
+    ) -> None:
         self._table, self.state = weakref.ref(table), state
+        self.replaced = replaced  # the earlier lag of a table on disk, until the first step
         self.group_options = {key: value for key, value in group.items() if key != "params"}
         self.values = table.raw_data
         # Unlike `RowState`, dict's own method doesn't trim the spare memory of the tensors.
@@ -123,9 +135,6 @@ class RowLag:
         self.is_broken = False  # whether an error has interrupted an operation halfway
         self.is_closed = False
         self.is_new = False  # whether the optimizer had no state for the table before
-        # The rule, the options and the state of the lag that this lag replaces until its first
-        # step, if the table is on disk.
-        self.replaced: tuple[Rule, ParamGroup, RowState] | None = None
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
@@ -158,7 +167,8 @@ class RowLag:
             )
         if backing is None:
             return torch.full_like(self.values, initial)
-        return backing.create_slot(name, initial)
+        replaces_other = self.replaced is not None and self.replaced[2] is not self.state
+        return backing.create_slot(name, initial, replaces_other)
 
     def _check_slot(self, name: str, slot: Tensor) -> None:
         for prop, actual, expected in (
@@ -431,7 +441,7 @@ class RowLag:
         RowLag.restore(table, self.replaced)
 
     @staticmethod
-    def restore(table: Table, replaced: tuple[Rule, ParamGroup, RowState] | None) -> None:
+    def restore(table: Table, replaced: Replaced | None) -> None:
         """Create the lag again that a failed lag has replaced."""
         if replaced is not None:
             rule, group, state = replaced

@@ -368,11 +368,11 @@ class RowOptimizer(_Optimizer):
             # A table on disk may have taken steps without any slots.
             is_new = not state and (table.backing is None or bool(self.rule.initial_slots(group)))
             try:
-                table.lag = lag = RowLag(self.rule, table, group, state)
+                table.lag = lag = RowLag(self.rule, table, group, state, replaced)
             except BaseException:
                 RowLag.restore(table, replaced)
                 raise
-            lag.is_new, lag.replaced = is_new, replaced
+            lag.is_new = is_new
         return lag
 
     def table_state(self, table: Table) -> Any:

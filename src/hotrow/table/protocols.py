@@ -126,8 +126,11 @@ class ChangedFiles(Protocol):
 class Backing(Protocol):
     """The files of a memory-mapped table and its optimizer state; see `hotrow.disk.Store`."""
 
-    def create_slot(self, name: str, initial: float) -> Tensor:
-        """Create a (V, D) state tensor filled with `initial` in a memory-mapped file."""
+    def create_slot(self, name: str, initial: float, replace: bool) -> Tensor:
+        """Create a (V, D) state tensor filled with `initial` in a memory-mapped file.
+
+        With `replace`, the tensor may replace that of an optimizer of another class.
+        """
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
         """Store `values` in a memory-mapped file, and return the mapped (V, D) tensor."""
