@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import pickle
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -72,11 +71,12 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     def file_name(data: bytes) -> str:
         return f"{stem}.{hashlib.sha256(data).hexdigest()[:32]}.nbc"
 
+    read_file = file._load_data
+
     def load_data(name: str) -> Any:
-        data = (lock.parent / name).read_bytes()
-        if file_name(data) != name:
+        if file_name((lock.parent / name).read_bytes()) != name:
             raise ValueError(f"{name} is damaged")
-        return pickle.loads(data)
+        return read_file(name)
 
     def save_file(key: Any, data: Any) -> None:
         data = file._dump(data)
