@@ -684,6 +684,103 @@ def test_rows_move_between_ranks_when_a_table_changes_its_size(name, count):
             assert_same_bits(found[key], value)
 
 
+READS = {
+    "norm": lambda layer, optimizer: layer.weight.detach().norm(),
+    "state_dict": lambda layer, optimizer: optimizer.state_dict(),
+}
+
+
+def resize_after_a_read(count, name, read, steps_after):
+    """Rank 0 reads its rows, and later a row moves from rank 1 to rank 0; `count` is 0 or 2."""
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(6, 2))
+    if count:
+        shard(layer, mesh_of_all(count))
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), **OPTIMIZERS[name])
+
+    def step(*ids):
+        optimizer.zero_grad()
+        layer(torch.tensor(ids)).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert layer.weight.lag is not None
+
+    step(*range(6))
+    for _ in range(3):
+        step(0)
+    if not count:
+        layer.weight.settle(torch.arange(3))
+    elif dist.get_rank() == 0:
+        READS[read](layer, optimizer)
+    for _ in range(steps_after):
+        step(0)
+    if not count:
+        optimizer.settle()
+    vocabulary.resize(layer, 8, optimizer, init=torch.zeros(2, 2))
+    with torch.no_grad():
+        rows = layer(torch.arange(8))
+    step(3, 7)
+    step(1)
+    return {"rows": rows} | state_values(layer, optimizer)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize(
+    ("read", "steps_after"), [("norm", 0), ("state_dict", 0), ("state_dict", 1)]
+)
+def test_rows_that_move_after_a_read_on_one_rank_keep_their_missed_steps(name, read, steps_after):
+    expected = resize_after_a_read(0, name, read, steps_after)
+    for found in rank_processes(2).run(resize_after_a_read, 2, name, read, steps_after):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same_bits(found[key], value)
+
+
+def resize_replicated_shards_after_a_read(reader):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    layer = shard(hotrow.convert(nn.Embedding(6, 2)), mesh["shards"])
+    hotrow.distributed.replicate(layer, mesh["replicas"])
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    for t in range(30):
+        if t in (12, 20) and dist.get_rank() == reader:
+            layer.weight.detach().norm()
+        if t == 20:
+            vocabulary.resize(layer, 8, optimizer, init=torch.zeros(2, 2))
+        layer(torch.arange(6) if t == 0 else torch.tensor([t % 2])).pow(2).sum().backward()
+        optimizer.step()
+        assert layer.weight.lag is not None
+        optimizer.zero_grad()
+    return state_values(layer, optimizer)
+
+
+@pytest.mark.parametrize("reader", grid(range(4), (3).__eq__))
+def test_replicas_of_moved_rows_stay_equal_after_a_read_on_one_rank(reader):
+    first, *others = rank_processes(4).run(resize_replicated_shards_after_a_read, reader)
+    for found in others:
+        for key, value in first.items():
+            assert_same_bits(found[key], value)
+
+
+def resize_without_the_state_of_a_rank(count):
+    layer = shard(hotrow.convert(nn.Embedding(6, 2)), mesh_of_all(count))
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    layer(torch.arange(6)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        optimizer.state_dict()
+        del optimizer.state[layer.weight]
+    before = layer.weight.detach().clone()
+    error = error_text(vocabulary.resize, layer, 8, optimizer)
+    return error, torch.equal(layer.weight.detach(), before)
+
+
+def test_ranks_with_different_optimizer_state_cannot_move_rows():
+    for error, unchanged in rank_processes(2).run(resize_without_the_state_of_a_rank, 2):
+        assert "rank 1: change the row count from 6 to 8 with exp_avg, exp_avg_sq of" in error
+        assert unchanged
+
+
 def change_a_sharded_table_in_unsupported_ways(count):
     layer = shard(hotrow.convert(nn.Embedding(6, 2), min_entries=0), mesh_of_all(count))
     texts = [

@@ -61,6 +61,13 @@ class Shards:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
+    def all_equal(self, values: Sequence[int]) -> bool:
+        """Return whether these values are the same on all ranks."""
+        bounds = torch.tensor([*values, *(-value for value in values)], device=self.ranks.device)
+        self.ranks.all_reduce_max(bounds)
+        highest, lowest = bounds.chunk(2)
+        return torch.equal(highest, -lowest)
+
     def to_global(self, rows: Tensor) -> Tensor:
         """Return the DTensor whose local part is `rows`, in the same memory."""
         shape = torch.Size((self.rows, *rows.shape[1:]))

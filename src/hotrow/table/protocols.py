@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from torch import Tensor
@@ -82,6 +83,9 @@ class Shards(Distribution[_Table], Protocol[_Table]):
 
     def refuse_averaging(self) -> None:
         """Raise an error if torch's model averaging is about to replace this process's rows."""
+
+    def all_equal(self, values: Sequence[int]) -> bool:
+        """Return whether these values are the same in all processes."""
 
     def change_rows(self, change: RowChange) -> tuple[Shards[_Table], RowChange]:
         """Return the table's shards after `change`, and the change to each process's rows."""

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import ExclusiveAccess
+from hotrow.optim.lag import ExclusiveAccess, RowLag
 from hotrow.table.autograd import replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from hotrow.table.protocols import Distribution
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.layers import Embeddings, VocabularyLayers
-from hotrow.vocabulary.states import check_owner, prepare_change
+from hotrow.vocabulary.states import check_owner, prepare_change, row_tensors
 
 Init = Callable[[Tensor], object] | Tensor
 Complete = Callable[[], None]
@@ -91,7 +91,8 @@ def _check_change(
     except HotrowError as error:
         failure = error
     try:
-        new_rows = _agree_on_rows(weight, _describe(change), added, failure)
+        operation = _describe(change) + _describe_state(weight, optimizer)
+        new_rows = _agree_on_rows(weight, operation, added, failure)
     finally:
         failure = None  # drop the error, whose traceback refers to the weight
     shards = weight.shards if isinstance(weight, Table) else None
@@ -99,6 +100,8 @@ def _check_change(
         shards, change = shards.change_rows(change)
 
     def prepare() -> Complete:
+        if isinstance(weight, Table) and weight.shards is not None:
+            _match_lags(weight)
         store = prepare_parameters(layers.parameters, change, new_rows, optimizer)
 
         def complete() -> None:
@@ -134,6 +137,22 @@ def _check_shards(weight: nn.Parameter) -> None:
             "the sharded table has a gradient for its old rows",
             fix="call optimizer.zero_grad() before you change the table's rows",
         )
+
+
+def _match_lags(table: Table) -> None:
+    """Close the lag of a sharded table on every rank, unless all ranks have missed the same steps.
+
+    A row that moves to another rank keeps the number of its last step, which counts the entries of
+    a ledger. If one rank has read its rows or saved the state, its ledger or its record of settled
+    steps differs.
+    """
+    assert table.shards is not None
+    lag = table.lag
+    steps = [-1] * 3
+    if isinstance(lag, RowLag):
+        steps = [lag.ledger.start_step, lag.ledger.length, lag.settled_steps]
+    if not table.shards.all_equal(steps):
+        table.close_lag()
 
 
 def prepare_parameters(
@@ -174,6 +193,12 @@ def _describe(change: RowChange) -> str:
         return f"change the row count from {change.old_count} to {change.new_count}"
     digest = hashlib.sha256(change.sources.numpy().tobytes()).hexdigest()[:16]
     return f"take {change.new_count} of the {change.old_count} rows (ids {digest})"
+
+
+def _describe_state(weight: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> str:
+    """Name the state tensors whose rows change too, in the order in which the ranks send them."""
+    names = [] if optimizer is None else list(row_tensors(optimizer, weight))
+    return f" with {', '.join(names)}" if names else ""
 
 
 def _check_dropped_rows(layers: VocabularyLayers, change: RowChange) -> None:
