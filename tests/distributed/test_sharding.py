@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import hotrow
 from hotrow import vocabulary
-from hotrow.distributed import look_up, shard
+from hotrow.distributed import look_up, replicate, shard
 from hotrow.table.parameter import Table
 from tests.support.distributed_training import (
     OPTIMIZERS,
@@ -577,6 +578,88 @@ def test_a_layer_whose_sharded_table_was_replaced_raises(by):
         for error in errors_found:
             assert error is not None
             assert "instead of the sharded table" in error
+
+
+# --- Gradients that don't reach the other ranks ---------------------------------------------------
+
+
+class Product(torch.autograd.Function):
+    """Torch calls this function without the table's `__torch_function__`."""
+
+    @staticmethod
+    def forward(ctx, weight, inputs):
+        ctx.save_for_backward(inputs)
+        return inputs @ weight.t()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.t() @ ctx.saved_tensors[0], None
+
+
+BYPASSES = {
+    "function": lambda weight: Product.apply(weight, torch.ones(3, 2)),
+    "checkpoint": lambda weight: checkpoint(
+        lambda weight, inputs: inputs @ weight.t(), weight, torch.ones(3, 2), use_reentrant=True
+    ),
+}
+
+
+def differentiate_a_bypass(method, count, name, lookups, was_frozen):
+    """Backpropagate through lookups and an operation that hotrow doesn't see."""
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(6, 2)).requires_grad_(not was_frozen)
+    {"shard": shard, "replicate": replicate}[method](layer, mesh_of_all(count))
+    layer.requires_grad_(True)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1)
+    before = layer.weight.detach().clone()
+    first = [layer(torch.tensor([1, 4])).sum() for _ in range(lookups)]
+    loss = BYPASSES[name](layer.weight).sum() + sum(first)
+    errors = [error_text(loss.backward)]
+    errors.append(
+        error_text(
+            lambda: torch.autograd.grad(BYPASSES["function"](layer.weight).sum(), layer.weight)
+        )
+    )
+    assert layer.weight.grad is None
+    assert torch.equal(layer.weight.detach(), before)
+    layer(torch.arange(6)).sum().backward()  # training can continue
+    optimizer.step()
+    assert isinstance(layer.weight, Table)
+    return errors, not torch.equal(layer.weight.detach(), before)
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize(
+    ("name", "lookups", "was_frozen"),
+    [
+        ("function", 0, False),
+        ("function", 0, True),
+        ("function", 2, False),
+        ("checkpoint", 1, False),
+    ],
+)
+def test_a_gradient_of_another_operation_than_a_lookup_raises(method, name, lookups, was_frozen):
+    arguments = method, 2, name, lookups, was_frozen
+    for errors, continues in rank_processes(2).run(differentiate_a_bypass, *arguments):
+        for error in errors:
+            assert "includes an operation that is not a lookup" in error
+        assert continues
+
+
+def look_up_with_a_dense_hook(method, count):
+    """The user's hook, which was registered first, makes the gradient of the lookups dense."""
+    layer = hotrow.convert(nn.Embedding(6, 2))
+    layer.weight.register_hook(lambda gradient: gradient.as_dense() + 1)
+    {"shard": shard, "replicate": replicate}[method](layer, mesh_of_all(count))
+    (layer(torch.arange(6)).sum() + layer(torch.tensor([0, 5])).sum()).backward()
+    return layer.weight.grad[:, 0]
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_a_hook_may_change_the_gradient_of_lookups(method):
+    found = rank_processes(2).run(look_up_with_a_dense_hook, method, 2)
+    rows = torch.cat(found) if method == "shard" else found[0]
+    assert rows.tolist() == [3, 2, 2, 2, 2, 3]
 
 
 # --- Optimizers that exchange parameters ---------------------------------------------------------

@@ -213,4 +213,8 @@ class MapGradient(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: RowGradient | None) -> tuple[RowGradient | None, None]:
         """Return the gradient of the table."""
-        return None if gradient is None else ctx.function(gradient), None
+        if gradient is None:
+            return None, None
+        result: RowGradient = ctx.function(gradient)
+        result.row_storage.includes_all_ranks = True
+        return result, None

@@ -89,6 +89,12 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
         tensor.data = ordered
 
 
+def can_require_gradient(tensor: Tensor) -> bool:
+    """Return whether `requires_grad_` accepts the tensor."""
+    has_dtype = tensor.is_floating_point() or tensor.is_complex()
+    return has_dtype and not tensor.is_inference()
+
+
 def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:
     """Replace a parameter's values and gradient in place; their shape may change.
 
@@ -97,8 +103,7 @@ def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | Non
     """
     with torch._C.DisableTorchFunctionSubclass():
         parameter.grad = None
-        can_have_graph = parameter.is_floating_point() or parameter.is_complex()
-        if can_have_graph and not parameter.is_inference():
+        if can_require_gradient(parameter):
             _refuse_old_graph(parameter)
             # Assigning a different dtype makes autograd drop the node for the old shape.
             dtype = torch.float64 if values.dtype != torch.float64 else torch.float32

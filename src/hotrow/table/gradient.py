@@ -35,6 +35,7 @@ class _RowStorage:
     is_merged: bool
     columns: bool = False  # whether each stored row is a column of the gradient
     shards: GradientShards | None = None  # the processes that store the other rows
+    includes_all_ranks: bool = False  # whether all processes have exchanged their gradients
 
     def __post_init__(self) -> None:
         if self.rows.requires_grad:  # with create_graph, the rows have a grad_fn
@@ -201,6 +202,7 @@ class RowGradient(Tensor):
             ids = ids.to(rows.device)
         result = RowGradient(ids, rows, self.shape, storage.is_merged, columns=storage.columns)
         result.row_storage.shards = storage.shards
+        result.row_storage.includes_all_ranks = storage.includes_all_ranks
         return result
 
     def alias(self) -> RowGradient:
@@ -369,6 +371,9 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
         dense = other.as_dense() if isinstance(other, RowGradient) else other
         rows = gradient.row_storage.transpose_if_columns(dense)
         gradient.append(torch.arange(len(rows), device=rows.device), rows)
+    gradient.row_storage.includes_all_ranks &= (
+        isinstance(other, RowGradient) and other.row_storage.includes_all_ranks
+    )
     return gradient
 
 

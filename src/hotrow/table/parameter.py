@@ -26,6 +26,7 @@ from hotrow.kernels.tracing import (
     never_trace,
 )
 from hotrow.table.autograd import (
+    can_require_gradient,
     measure_engine_references,
     set_strides,
     storage_use_count,
@@ -96,7 +97,19 @@ class Table(nn.Parameter):
         """Set the processes that store the other rows, or the same rows."""
         self.shards, self.replicas = shards or self.shards, replicas or self.replicas
         is_distributed = self.shards is not None or self.replicas is not None
+        if is_distributed and not self.spans_processes and can_require_gradient(self):
+            self._check_gradients()
         self.__class__ = _CLASSES[self.columns, is_distributed]
+
+    def _check_gradients(self) -> None:
+        """Call `_refuse_gradient_of_one_rank` before the user's hooks in every backward pass."""
+        requires_grad = self.requires_grad
+        self.requires_grad_().register_hook(_refuse_gradient_of_one_rank)  # type: ignore[no-untyped-call]
+        self.requires_grad_(requires_grad)
+        hooks = self._backward_hooks or {}
+        *earlier, own = hooks.items()
+        hooks.clear()
+        hooks.update([own, *earlier])
 
     @staticmethod
     def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:
@@ -320,6 +333,21 @@ def _record_dense_use(func: Any, tables: list[Table]) -> None:
     location = location_of(sys._getframe(2))
     for table in tables:
         table.dense_use = name.strip("_"), location
+
+
+def _refuse_gradient_of_one_rank(gradient: Tensor | None) -> None:
+    """Raise an error if a distributed table's gradient includes another operation than lookups.
+
+    `_record_dense_use` doesn't see the functions of `torch.autograd.Function`, for example.
+    """
+    storage = getattr(gradient, "row_storage", None)
+    if gradient is not None and not (storage is not None and storage.includes_all_ranks):
+        raise HotrowError(
+            "the gradient of a sharded or replicated table includes an operation that is not a "
+            "lookup, such as a torch.autograd.Function or a checkpoint with the table as an "
+            "argument: this part of the gradient would not reach the other processes",
+            fix="use the table only in lookups, or leave it out of shard and replicate",
+        )
 
 
 def _reduce_for_sharing(table: Table) -> Any:
