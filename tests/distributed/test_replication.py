@@ -10,6 +10,7 @@ import hotrow
 from hotrow import vocabulary
 from hotrow.distributed import replicate
 from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
 from tests.support.distributed_training import (
     OPTIMIZERS,
     STEPS,
@@ -216,6 +217,27 @@ def test_unsupported_models_raise_on_every_rank():
     for found in rank_processes(2).run(refused, 2):
         for error, text in zip(found, texts, strict=True):
             assert text in error
+
+
+def look_up_in_transforms(count):
+    layer = replicate(hotrow.convert(nn.Embedding(10, 3)), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    ids = torch.tensor([[1], [7]])
+    errors = [
+        error_text(torch.vmap(layer), ids),
+        error_text(torch.func.grad(lambda x: (layer(ids) * x).sum()), torch.tensor(1.0)),
+        error_text(torch.jit.trace, layer, ids),
+    ]
+    with torch.no_grad():
+        evaluated = torch.equal(torch.vmap(layer)(ids), layer(ids))
+    return errors, evaluated
+
+
+def test_a_transform_of_a_lookup_in_a_replica_raises_only_in_training():
+    for errors, evaluated in rank_processes(2).run(look_up_in_transforms, 2):
+        for error in errors:
+            assert "a replicated table cannot be looked up inside a torch.func transform" in error
+        assert evaluated
 
 
 def grow_while_training(rank_count):

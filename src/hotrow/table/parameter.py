@@ -382,11 +382,13 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     table: Table = weight  # type: ignore[assignment]
     # torch.jit.trace records torch's own lookup in the settled table.
     if torch._C._are_functorch_transforms_active() or is_jit_tracing():
-        if table.shards is not None:
+        is_sharded = table.shards is not None
+        if is_sharded or (table.spans_processes and needs_gradient(table)):
             raise HotrowError(
-                "a sharded table cannot be looked up inside a torch.func transform or "
-                "torch.jit.trace: the lookup would read only the rows of this rank",
-                fix="look up the rows first, and pass them to the function",
+                f"a {'sharded' if is_sharded else 'replicated'} table cannot be looked up inside a "
+                "torch.func transform or torch.jit.trace: the other ranks would not take part",
+                fix="look up the rows first, and pass them to the function"
+                + ("" if is_sharded else ", or turn off gradients with torch.no_grad()"),
             )
         return False
     return table.columns == columns
