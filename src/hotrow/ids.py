@@ -8,6 +8,7 @@ always pass.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
 from typing import Any, Literal
@@ -54,6 +55,11 @@ def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
     ids: Tensor = values
     check_dtype(ids, name, what)
     return ids
+
+
+def digest(ids: Tensor) -> str:
+    """Return a short hash of int64 ids, so that processes can compare their ids."""
+    return hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:

@@ -197,7 +197,10 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks():
 def refused(count):
     short = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, max_norm=1.0)))
     twice = distribute(converted_model(), "replicate", count)
+    frozen = hotrow.convert(nn.Embedding(5, 2))
+    vocabulary.freeze(frozen, [dist.get_rank()])
     return [
+        error_text(replicate, frozen, mesh_of_all(count)),
         error_text(replicate, short, mesh_of_all(count)),
         error_text(replicate, twice, mesh_of_all(count)),
         error_text(lambda: twice.load_state_dict(twice.state_dict(), assign=True)),
@@ -208,6 +211,7 @@ def refused(count):
 
 def test_unsupported_models_raise_on_every_rank():
     texts = [
+        "rank 0 has .weight of Embedding(5, 2) in torch.float32, 1 frozen rows (ids ",
         "0 has max_norm, which replicate does not support",
         "user.weight is already replicated",
         "load_state_dict(assign=True) would replace the table user.weight",

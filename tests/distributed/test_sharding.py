@@ -457,6 +457,8 @@ def refused(count):
     bag = nn.EmbeddingBag(5, 2, mode="sum", include_last_offset=rank == 0)
     frozen = hotrow.convert(nn.Sequential(nn.Embedding(5, 2))).requires_grad_(rank == 0)
     counted = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, scale_grad_by_freq=True)))
+    kept = hotrow.convert(nn.Embedding(5, 2))
+    vocabulary.freeze(kept, [1])
     tied = distribute(converted_model(), "shard", count)
     none = nn.Linear(2, 2) if rank else converted_model()
     inner = shard(hotrow.convert(nn.Sequential(nn.Embedding(2 * count, 2))), mesh_of_all(count))
@@ -469,6 +471,7 @@ def refused(count):
         error_text(shard, frozen, mesh),
         error_text(shard, hotrow.convert(nn.Sequential(bag)), mesh),
         error_text(shard, counted, mesh),
+        error_text(shard, kept, mesh),
         error_text(shard, nn.Linear(2, 2), mesh),
         error_text(shard, none, mesh),
         error_text(wrapped, torch.tensor([0])),
@@ -492,6 +495,7 @@ def test_unsupported_models_raise_on_every_rank():
         "rank 1 has 0.weight of Embedding(5, 2) in torch.float32, frozen",
         "rank 0 has 0.weight of EmbeddingBag(5, 2, mode='sum') in torch.float32, include_last",
         "0 has scale_grad_by_freq",
+        "the model has frozen rows, which shard does not support: call hotrow.vocabulary.unfreeze",
         "shard found no tables in this Linear",
         "shard found no tables in this Linear",
         "DistributedDataParallel treats the table 0.weight as a dense parameter",

@@ -63,7 +63,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
 
     Raises:
         HotrowError: on every rank, if the model has no tables, the tables differ between ranks, a
-            table has `scale_grad_by_freq` or is on disk, or the mesh has more than one dimension.
+            table has `scale_grad_by_freq` or frozen rows, or is on disk, or the mesh has more than
+            one dimension.
 
     Cost: each rank copies its own rows and frees the other rows. See docs/scale.md for the cost of
     a step.
@@ -97,6 +98,11 @@ def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> H
     if shared_table(modules).shards is not None:
         return HotrowError(
             f"{path}.weight is already sharded", fix="call shard only once per model"
+        )
+    if shared_table(modules).frozen is not None:
+        return HotrowError(
+            f"{path or 'the model'} has frozen rows, which shard does not support",
+            fix="call hotrow.vocabulary.unfreeze(layer) first, or use replicate",
         )
     return None
 

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotrow.distributed.ranks import Ranks
 from hotrow.errors import HotrowError
+from hotrow.ids import digest
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
@@ -110,6 +111,8 @@ def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
     options = "" if table.requires_grad else ", frozen"
     if any(getattr(module, "include_last_offset", False) for module in modules):
         options += ", include_last_offset"
+    if table.frozen is not None:
+        options += f", {len(table.frozen)} frozen rows (ids {digest(table.frozen)})"
     return f"{path}.weight of {uses} in {table.dtype}{options}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
+from hotrow.ids import digest
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import ExclusiveAccess, RowLag
 from hotrow.table.autograd import replace_data
@@ -191,8 +191,8 @@ def _describe(change: RowChange) -> str:
     """Describe a change, so that all ranks can check that they make the same change."""
     if change.sources is None:
         return f"change the row count from {change.old_count} to {change.new_count}"
-    digest = hashlib.sha256(change.sources.numpy().tobytes()).hexdigest()[:16]
-    return f"take {change.new_count} of the {change.old_count} rows (ids {digest})"
+    ids = digest(change.sources)
+    return f"take {change.new_count} of the {change.old_count} rows (ids {ids})"
 
 
 def _describe_state(weight: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> str:

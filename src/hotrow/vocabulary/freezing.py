@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.ids import as_ids, check_range
+from hotrow.ids import as_ids, check_range, digest
 from hotrow.optim.lag import ExclusiveAccess
 from hotrow.table.parameter import Table
 from hotrow.vocabulary.layers import check_in_memory, find_layers
@@ -105,6 +104,5 @@ def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tens
     check_range(rows, layers.row_count)
     rows = torch.unique(rows.reshape(-1).long()).to(table.device)
     if table.replicas is not None:
-        digest = hashlib.sha256(rows.cpu().numpy().tobytes()).hexdigest()[:16]
-        table.replicas.agree_on_rows(f"{operation} {len(rows)} rows (ids {digest})", rows)
+        table.replicas.agree_on_rows(f"{operation} {len(rows)} rows (ids {digest(rows)})", rows)
     return table, rows
