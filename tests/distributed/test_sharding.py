@@ -1,6 +1,7 @@
 """Sharded tables give the same results as a single process, bit for bit."""
 
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -866,6 +867,74 @@ def test_ranks_with_different_optimizer_state_cannot_move_rows():
     for error, unchanged in rank_processes(2).run(resize_without_the_state_of_a_rank, 2):
         assert "rank 1: change the row count from 6 to 8 with exp_avg, exp_avg_sq of" in error
         assert unchanged
+
+
+def change_keys(method, count, operation, keys_of_ranks):
+    """Admit, evict or load keys, which may differ between the ranks."""
+    keys = keys_of_ranks[dist.get_rank()]
+    rows = 1 if operation == "admit" else 1 + len(keys)
+    layer = hotrow.convert(nn.Embedding(rows, 2))
+    if method == "both":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+        replicate(shard(layer, mesh["shards"]), mesh["replicas"])
+    else:
+        {"shard": shard, "replicate": replicate}[method](layer, mesh_of_all(count))
+    key_type = type(keys[0])
+    make = functools.partial(vocabulary.Vocabulary, key_type=key_type, unknown="row")
+    if operation == "admit":
+        words = make(layer)
+        error = error_text(words.admit, [*keys, keys[0]])
+    elif operation == "evict":
+        words = make(layer, keys=keys)
+        error = error_text(words.evict, 2)
+    else:
+        state = make(nn.Embedding(rows, 2), keys=keys).state_dict()
+        words = None
+        error = error_text(vocabulary.Vocabulary.load, state, layer)
+    known = None if words is None else words.keys()
+    return error, known, layer.num_embeddings
+
+
+KEYS = [["a", "b"], ["c", "d"]], [["a", "b"], ["b", "a"]], [[1, 2], [1, 3]], [["a", "b"], ["a"]]
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize(
+    ("operation", "keys_of_ranks"),
+    [
+        *(("admit", keys) for keys in KEYS),
+        ("evict", KEYS[1]),
+        ("evict", KEYS[2]),
+        ("load", KEYS[0]),
+    ],
+)
+def test_different_keys_raise_on_every_rank(method, operation, keys_of_ranks):
+    found = rank_processes(2).run(change_keys, method, 2, operation, keys_of_ranks)
+    for (error, known, rows), keys in zip(found, keys_of_ranks, strict=True):
+        assert "the ranks run different operations (rank 0: " in error
+        assert " for keys with hash " in error
+        assert "make the same calls with the same arguments on every rank" in error
+        if operation == "admit":
+            assert (known, rows) == ([], 1)
+        else:
+            assert known in (keys, None)
+            assert rows == 3
+
+
+def test_different_keys_on_a_two_dimensional_mesh_raise_on_every_rank():
+    keys = [["a"], ["a"], ["a"], ["b"]]
+    for error, known, rows in rank_processes(4).run(change_keys, "both", 4, "admit", keys):
+        assert "the ranks run different operations" in error
+        assert (known, rows) == ([], 1)
+
+
+@pytest.mark.parametrize("operation", ["admit", "evict", "load"])
+def test_the_same_keys_are_accepted(operation):
+    arguments = change_keys, "shard", 2, operation, [["a", "b"]] * 2
+    for error, known, rows in rank_processes(2).run(*arguments):
+        assert error is None
+        assert known in (["a", "b"], ["b"], None)
+        assert rows == (2 if operation == "evict" else 3)
 
 
 def change_a_sharded_table_in_unsupported_ways(count):

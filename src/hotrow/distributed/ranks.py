@@ -22,6 +22,8 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 
+_SAME_MODEL = "run the same model on every rank, with an empty batch on ranks without data"
+_SAME_CALL = "make the same calls with the same arguments on every rank"
 FAILED = -1  # a rank with an error sends this code instead of the operation's code
 
 
@@ -70,7 +72,7 @@ class Ranks:
         Raises:
             HotrowError: on every rank, if any rank passed `failure` or the operations differ.
         """
-        self.exchange_counts(operation, [0] * self.count, failure)
+        self.exchange_counts(operation, [0] * self.count, failure, _SAME_CALL)
         assert rows is not None
         rows = rows.contiguous()
         dist.broadcast(rows, group=self.group, group_src=0)
@@ -92,9 +94,15 @@ class Ranks:
         dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
 
     def exchange_counts(
-        self, operation: str, counts: Sequence[int], failure: HotrowError | None = None
+        self,
+        operation: str,
+        counts: Sequence[int],
+        failure: HotrowError | None = None,
+        fix: str = _SAME_MODEL,
     ) -> list[int]:
         """Send `counts[r]` to each rank r, and return the counts that this rank receives.
+
+        `fix` is the advice in the error if the operations differ.
 
         Raises:
             HotrowError: on every rank, if any rank passed `failure` or the operations differ.
@@ -105,17 +113,14 @@ class Ranks:
         dist.all_to_all_single(received, header, group=self.group)
         codes, received_counts = received.t().tolist()
         if set(codes) != {code} or code == FAILED:
-            self._raise_failure(operation, failure)
+            self._raise_failure(operation, failure, fix)
         return list(received_counts)
 
-    def _raise_failure(self, operation: str, failure: HotrowError | None) -> NoReturn:
+    def _raise_failure(self, operation: str, failure: HotrowError | None, fix: str) -> NoReturn:
         """Raise a failed rank's error, or an error that lists the operation of each rank."""
         operations = self.all_gather(operation, operation, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
-        error = HotrowError(
-            f"the ranks run different operations ({rank_operations})",
-            fix="run the same model on every rank, with an empty batch on ranks without data",
-        )
+        error = HotrowError(f"the ranks run different operations ({rank_operations})", fix=fix)
         error.on_all_ranks = True
         raise error
 

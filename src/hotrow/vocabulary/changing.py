@@ -37,6 +37,7 @@ def change_rows(
     changes: Sequence[tuple[VocabularyLayers, RowChange]],
     optimizer: torch.optim.Optimizer | None,
     init: Init | None,
+    keys: str = "",
 ) -> Iterator[None]:
     """Change the rows of layers when the `with` block ends; after an error, change nothing.
 
@@ -48,13 +49,16 @@ def change_rows(
         changes: pairs of layers and their change. No two of them have the same weight.
         optimizer: the optimizer that trains the layers, or None.
         init: the values of new rows; see `resize`.
+        keys: a description of the rows' keys, which must be the same on all ranks.
 
     Raises:
         HotrowError: one of the layers can't change.
     """
     with leave_inference_mode(), PostponedSignals():
         # Without the lock, because `init` is the caller's function.
-        prepare = [_check_change(layers, change, optimizer, init) for layers, change in changes]
+        prepare = [
+            _check_change(layers, change, optimizer, init, keys) for layers, change in changes
+        ]
         with ExclusiveAccess():
             complete: list[Complete] = []
             try:
@@ -73,6 +77,7 @@ def _check_change(
     change: RowChange,
     optimizer: torch.optim.Optimizer | None,
     init: Init | None,
+    keys: str,
 ) -> Callable[[], Complete]:
     """Check a change on all ranks, and return a function that prepares the change.
 
@@ -91,7 +96,7 @@ def _check_change(
     except HotrowError as error:
         failure = error
     try:
-        operation = _describe(change) + _describe_state(weight, optimizer)
+        operation = _describe(change) + keys + _describe_state(weight, optimizer)
         new_rows = _agree_on_rows(weight, operation, added, failure)
     finally:
         failure = None  # drop the error, whose traceback refers to the weight
@@ -119,15 +124,28 @@ def _agree_on_rows(
     weight: nn.Parameter, operation: str, rows: Tensor | None, failure: HotrowError | None
 ) -> Tensor:
     """Return the added rows of the first rank; raise any rank's error on every rank."""
-    if isinstance(weight, Table):
-        distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
-        for distribution in distributions:
-            if distribution is not None:
-                rows = distribution.agree_on_rows(operation, rows, failure)
-    if failure is not None:
-        raise failure
-    assert rows is not None
-    return rows
+    try:
+        if isinstance(weight, Table):
+            distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
+            for distribution in distributions:
+                if distribution is not None:
+                    try:
+                        rows = distribution.agree_on_rows(operation, rows, failure)
+                    except HotrowError as error:
+                        failure = error  # raise it on the replicas of these shards too
+        if failure is not None:
+            raise failure
+        assert rows is not None
+        return rows
+    finally:
+        failure = None  # drop the error, whose traceback refers to the weight
+
+
+def agree_on_keys(weight: nn.Parameter, keys: str) -> None:
+    """Raise an error on every rank unless the description of the keys is the same on all ranks."""
+    with torch._C.DisableTorchFunctionSubclass():
+        no_rows = weight.new_empty(0)
+    _agree_on_rows(weight, f"keep all rows{keys}", no_rows, None)
 
 
 def _check_shards(weight: nn.Parameter) -> None:

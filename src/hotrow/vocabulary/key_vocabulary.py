@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.ids import check_count
+from hotrow.ids import check_count, digest
 from hotrow.optim.interrupts import PostponedSignals
+from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import Init, change_rows
+from hotrow.vocabulary.changing import Init, agree_on_keys, change_rows
 from hotrow.vocabulary.counts import Order, RowCounts
 from hotrow.vocabulary.key_file import read_keys, write_keys
 from hotrow.vocabulary.key_state import Contents, from_state, to_state
@@ -174,8 +175,9 @@ class Vocabulary:
             int64 ids, with the shape of `keys`.
 
         Raises:
-            HotrowError: a key has the wrong type, other code has changed the number of rows, or the
-                layers can't grow; see `resize`.
+            HotrowError: a key has the wrong type, other code has changed the number of rows, the
+                ranks of a distributed table have different new keys, or the layers can't grow; see
+                `resize`.
         """
         values = self._as_keys(keys)
         with PostponedSignals():
@@ -228,7 +230,7 @@ class Vocabulary:
             if len(kept) < old_count:
                 keys = self._keys.selected(kept[self.unknown_rows :] - self.unknown_rows)
                 counts = self._counts.selected(kept)
-                with self._change_layers(len(kept), sources):
+                with self._change_layers(len(kept), keys.to_list(), sources):
                     pass
                 self._keys, self._counts = keys, counts
         return RowChange(old_count, len(kept), sources).new_ids(torch.arange(old_count))
@@ -329,7 +331,7 @@ class Vocabulary:
         )
         self._pending = Counter(dict(pending))
         self._check_tables_on_disk()
-        with self._change_layers(len(self)):
+        with self._change_layers(len(self), keys):
             pass
         return self
 
@@ -355,8 +357,9 @@ class Vocabulary:
             self._check_row_counts()
             row_count = len(self) + len(new)
             counts = self._counts.grown(row_count)
-            with self._change_layers(row_count):
-                self._keys.append(self._as_keys(new))
+            keys = self._as_keys(new)
+            with self._change_layers(row_count, keys):
+                self._keys.append(keys)
             self._counts = counts
         for key in new:
             pending.pop(key, None)
@@ -364,19 +367,26 @@ class Vocabulary:
         dict.update(self._pending, pending)
 
     def _change_layers(
-        self, row_count: int, sources: Tensor | None = None
+        self, row_count: int, keys: Any, sources: Tensor | None = None
     ) -> AbstractContextManager[None]:
-        """Change the rows of all layers when the `with` block ends; see `change_rows`."""
+        """Change the rows of all layers when the `with` block ends; see `change_rows`.
+
+        If the layers are distributed, all ranks must pass the same `keys`, in the same order.
+        """
         optimizer, model = unwrap(self.optimizer), nn.ModuleList(self.layers)
         found = [find_layers(layer, model) for layer in self.layers]
         for each in found:
             check_owner(optimizer, each.weight)
-        changes = [
-            (each, RowChange(each.row_count, row_count, sources))
-            for each in {id(each.weight): each for each in found}.values()
-            if sources is not None or each.row_count != row_count
-        ]
-        return change_rows(changes, optimizer, self._init)
+        description, changes = "", []
+        if any(isinstance(each.weight, Table) and each.weight.spans_processes for each in found):
+            hashes = self._keys.hash(self._as_keys(keys))
+            description = f" for keys with hash {digest(torch.from_numpy(hashes))}"
+        for each in {id(each.weight): each for each in found}.values():
+            if sources is not None or each.row_count != row_count:
+                changes.append((each, RowChange(each.row_count, row_count, sources)))
+            else:
+                agree_on_keys(each.weight, description)
+        return change_rows(changes, optimizer, self._init, description)
 
     def _check_row_counts(self) -> None:
         """Raise an error if other code has added or dropped rows."""
