@@ -176,6 +176,45 @@ def test_the_state_of_another_table_raises():
         assert unchanged
 
 
+def save_with_torch(count, path):
+    """Save a sharded model and optimizer with `torch.save`, one file for each rank."""
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer("AdamW", model)
+    train_rank(model, optimizer, count, dist.get_rank(), range(HALF))
+    torch.save((model.state_dict(), optimizer.state_dict()), path / f"{dist.get_rank()}.pt")
+    return state_values(model, optimizer)
+
+
+def load_with_torch(count, path, of_first_rank):
+    """Load the file of the first rank or of this rank."""
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer("AdamW", model)
+    rank = 0 if of_first_rank else dist.get_rank()
+    weights, state = torch.load(path / f"{rank}.pt", weights_only=True)
+    texts = error_text(model.load_state_dict, weights), error_text(optimizer.load_state_dict, state)
+    dist.barrier()
+    return texts, None if of_first_rank and count == 2 else state_values(model, optimizer)
+
+
+def test_a_file_with_the_rows_of_another_rank_raises(tmp_path):
+    rank_processes(2).run(save_with_torch, 2, tmp_path)
+    (first, _), (second, _) = rank_processes(2).run(load_with_torch, 2, tmp_path, True)
+    assert first == (None, None)
+    for text in second:
+        assert text is not None
+        assert "has only the rows of the rank that saved it, but rank 1 needs other rows" in text
+
+
+@pytest.mark.parametrize(("saved_by", "count"), [(2, 2), (1, 3)])
+def test_the_files_of_torch_load_if_they_have_the_rows_of_their_rank(tmp_path, saved_by, count):
+    expected = rank_processes(saved_by).run(save_with_torch, saved_by, tmp_path)[0]
+    arguments = count, tmp_path, saved_by == 1
+    for texts, found in rank_processes(count).run(load_with_torch, *arguments):
+        assert texts == (None, None)
+        for key, value in expected.items():
+            assert_same_bits(found[key], value)
+
+
 def kill_a_rank(count, path):
     """Kill the last rank during a step, after a checkpoint."""
     rank = dist.get_rank()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.distributed.device_mesh import DeviceMesh
@@ -79,10 +80,24 @@ class Shards:
     def to_local(self, value: Tensor) -> Tensor:
         """Return the rows of this rank, from a DTensor or from a tensor with all rows."""
         if isinstance(value, DTensor):
+            self._check_saving_rank(value.device_mesh)
             if value.device_mesh == self.mesh and tuple(value.placements) == (Shard(0),):
                 return value.to_local()
             value = value.full_tensor()
         return value[self.local_slice] if len(value) == self.rows else value
+
+    def _check_saving_rank(self, mesh: DeviceMesh) -> None:
+        """Raise an error if a file contains the mesh and the rows of another rank."""
+        coordinate, rank = mesh.get_coordinate(), dist.get_rank()
+        if coordinate is None or mesh.size() == 1:
+            return
+        if (mesh.mesh == rank).nonzero().tolist() != [[*coordinate]]:
+            raise HotrowError(
+                f"the state dict of {self.path}.weight has only the rows of the rank that saved "
+                f"it, but rank {rank} needs other rows",
+                fix="save and load with torch.distributed.checkpoint, or save the whole table with "
+                "weight.full_tensor() on all ranks",
+            )
 
     def source(self, table: Tensor) -> Tensor:
         """Return a stand-in for the table; its backward pass stores the ranks in the gradient."""
