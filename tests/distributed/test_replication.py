@@ -1,14 +1,18 @@
 """Replicated tables stay bitwise equal on all ranks, and match training in one process."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
 from hotrow import vocabulary
-from hotrow.distributed import replicate
+from hotrow.distributed import look_up, replicate, shard
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.distributed_training import (
@@ -242,6 +246,45 @@ def test_a_transform_of_a_lookup_in_a_replica_raises_only_in_training():
         for error in errors:
             assert "a replicated table cannot be looked up inside a torch.func transform" in error
         assert evaluated
+
+
+def look_up_with_options(count, on_one_rank):
+    """Look up rows with options that use only the ids of one rank."""
+    torch.manual_seed(0)
+    if count == 4:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+        layer = shard(hotrow.convert(nn.Embedding(10, 3)), mesh["shards"])
+        replicate(layer, mesh["replicas"])
+    else:
+        layer = replicate(hotrow.convert(nn.Embedding(10, 3)), mesh_of_all(count))
+    weight, ids = layer.weight, torch.arange(10)
+    assert isinstance(weight, Table)
+    before = weight.detach().clone()
+    is_chosen = dist.get_rank() == 1 or not on_one_rank
+    norm, by_frequency = (0.1, True) if is_chosen else (None, False)
+    errors = [
+        error_text(lambda: F.embedding(ids, weight, max_norm=norm)),
+        error_text(lambda: F.embedding_bag(ids[None], weight, max_norm=norm)),
+        error_text(lambda: F.embedding(ids, weight, scale_grad_by_freq=by_frequency)),
+    ]
+    if is_chosen and not (on_one_rank and count == 4):  # evaluation of shards needs all ranks
+        with torch.no_grad():
+            evaluated = functools.partial(F.embedding, ids, weight, max_norm=norm)
+            errors.append(error_text(evaluated))
+    layer.max_norm = norm
+    errors.append(error_text(layer, ids))
+    if count == 4:
+        errors.append(error_text(look_up, (layer, ids)))
+    return errors, torch.equal(weight.detach(), before)
+
+
+@pytest.mark.parametrize("on_one_rank", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+def test_options_that_use_the_ids_of_one_rank_raise_at_the_lookup(count, on_one_rank):
+    for errors, unchanged in rank_processes(count).run(look_up_with_options, count, on_one_rank):
+        assert unchanged
+        for error in errors:
+            assert "is not supported for a " in error
 
 
 def grow_while_training(rank_count):

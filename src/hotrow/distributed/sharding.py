@@ -20,6 +20,7 @@ from hotrow.distributed.tables import (
 )
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
+from hotrow.table.functional import check_options
 from hotrow.table.parameter import Table
 
 _M = TypeVar("_M", bound=nn.Module)
@@ -191,6 +192,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
                 "sharded",
                 fix="call hotrow.distributed.shard on the model first",
             )
+        check_options(table, layer.max_norm, layer.scale_grad_by_freq)
     requests = [
         LookUpRequest(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
         for layer, ids in pairs

@@ -84,8 +84,8 @@ def _embedding(
     norm_type: float,
     scale_grad_by_freq: bool,
 ) -> Tensor:
+    check_options(weight, max_norm, scale_grad_by_freq)
     if weight.shards is not None:
-        _refuse_frequency(scale_grad_by_freq)
         _, inverse, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
         return F.embedding(inverse, compact)
     return local_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
@@ -179,6 +179,7 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Tensor:
+    check_options(weight, max_norm, scale_grad_by_freq)
     padding = normalize_padding(padding_idx, table_row_count(weight))
     if max_norm is None and weight.shards is None and has_gpu_reader(weight, input):
         # Only the GPU knows the distinct ids, so look up a row for each id.
@@ -213,7 +214,6 @@ def _embedding_bag(
     if weight.shards is None:
         rows, inverse, compact = _distinct_rows(input, weight, max_norm, norm_type)
     else:
-        _refuse_frequency(scale_grad_by_freq)
         rows, inverse, compact = weight.shards.fetch(
             weight, input, padding_idx, max_norm, norm_type
         )
@@ -257,12 +257,25 @@ def _distinct_rows(
         return rows, inverse, compact
 
 
-def _refuse_frequency(scale_grad_by_freq: bool) -> None:
-    if scale_grad_by_freq:
-        raise HotrowError(
-            "scale_grad_by_freq=True is not supported for a sharded table: it would count only "
-            "the ids of one rank, not those of the whole batch",
-            fix="leave scale_grad_by_freq out",
+def check_options(table: Table, max_norm: float | None, scale_grad_by_freq: bool = False) -> None:
+    """Raise an error in every process if a distributed table doesn't support the options."""
+    if scale_grad_by_freq and table.spans_processes:
+        raise_on_all_ranks(
+            table,
+            HotrowError(
+                "scale_grad_by_freq=True is not supported for a sharded or replicated table: it "
+                "would count only the ids of one rank, not those of the whole batch",
+                fix="leave scale_grad_by_freq out",
+            ),
+        )
+    if max_norm is not None and table.replicas is not None:
+        raise_on_all_ranks(
+            table,
+            HotrowError(
+                "max_norm is not supported for a replicated table: each rank would renormalize "
+                "different rows",
+                fix="leave max_norm out, or use hotrow.distributed.shard",
+            ),
         )
 
 
