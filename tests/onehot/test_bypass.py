@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import itertools
 import warnings
 import weakref
 
@@ -587,6 +588,84 @@ def test_the_gradient_of_a_used_weighted_one_hot_is_refused_or_requested_before(
         for encode in (F.one_hot, one_hot)
     ]
     torch.testing.assert_close(found[1], found[0])
+
+
+# --- The gradient of a view -----------------------------------------------------------------------
+
+VIEWS = {
+    "slice": lambda x: x[1:],
+    "transposed": lambda x: x.t(),
+    "joined": lambda x: x.view(2, -1),
+    "unsqueezed": lambda x: x[None],
+    "view of a view": lambda x: x[1:].t()[None],
+    "columns": lambda x: x[:, :3],
+    "diagonal": lambda x: x.diagonal(),  # has no rule
+}
+USES = {
+    "lookup": lambda x: (x @ torch.arange(1.0, 1 + x.shape[-1]).double()).square().sum(),
+    "tanh": lambda x: (x - 0.5).tanh().square().sum(),  # needs the dense tensor
+    "function": lambda x: Double.apply(x).exp().sum(),
+    "view": lambda x: x[1:].exp().sum(),
+    "unfold": lambda x: x.unfold(0, 1, 1).exp().sum(),  # a view without a rule
+    "write": lambda x: x.data.mul_(2).sum() + x.exp().sum(),
+}
+
+
+def _leaf_gradients(encode, view, uses, request_gradient, is_late):
+    """Return the gradients of a view of a leaf, and of the leaf."""
+    leaf = encode(torch.tensor([2, 0, 1, 3]), 4).double().requires_grad_()
+    x, seen = view(leaf), []
+    loss = USES[uses[0]](x) if is_late else 0
+    if request_gradient == "hook":
+        x.register_hook(lambda gradient: seen.append(gradient) or 3 * gradient)
+    if request_gradient == "retain_grad":
+        x.retain_grad()
+    for use in uses[is_late:]:
+        loss = loss + USES[use](x)
+    if request_gradient == "grad":
+        return torch.autograd.grad(loss, x)
+    loss.backward()
+    return (*seen, leaf.grad, *([x.grad] if request_gradient == "retain_grad" else []))
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "between"])
+@pytest.mark.parametrize("request_gradient", ["hook", "retain_grad", "grad"])
+@pytest.mark.parametrize("uses", list(itertools.product(USES, USES)), ids="-".join)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_the_gradient_of_a_view_of_a_leaf(view, uses, request_gradient, is_late):
+    expected = _leaf_gradients(F.one_hot, view, uses, request_gradient, is_late)
+    found = _leaf_gradients(one_hot, view, uses, request_gradient, is_late)
+    assert all(type(gradient) is torch.Tensor for gradient in found)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_hook_of_a_view_of_a_leaf_keeps_the_ids():
+    view = one_hot(IDS, 4).float().requires_grad_()[1:]
+    view.register_hook(lambda gradient: 3 * gradient)
+    assert not view.is_modified
+
+
+def test_the_gradient_of_a_view_that_was_used_in_two_ways_is_refused():
+    view = (one_hot(IDS, 4).double().requires_grad_() * 2)[1:]
+    loss = (view @ torch.ones(4, 2).double()).sum()
+    torch.autograd.grad(loss, view, retain_graph=True)
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        view.register_hook(lambda gradient: 3 * gradient)
+    loss = loss + view.tanh().sum()
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        torch.autograd.grad(loss, view)
+
+
+def test_the_gradient_of_a_read_one_hot_that_became_dense_is_refused():
+    q = torch.randn(5, 4, requires_grad=True)
+    x = one_hot(q.argmax(-1), 4) * q
+    loss = (x @ torch.randn(4, 3)).sum()
+    x.data.mul_(2)
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        torch.autograd.grad(loss + x.exp().sum(), x)
+    x.mul_(2)  # torch returns the gradient of the new values
+    gradient = torch.autograd.grad(loss + x.exp().sum(), x)[0]
+    assert torch.equal(gradient, x.exp())
 
 
 def test_a_detached_read_of_a_weighted_one_hot_is_not_a_use():

@@ -161,13 +161,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
             "it under torch.no_grad(), or on x.clone()"
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
-    have_zeros: dict[Any, bool] = {}  # for each origin, whether it created a tensor of many zeros
-    for x in tensors:
-        for origin in x.origins:
-            origin.record_dense(x.entries)
-            have_zeros[origin] = x.has_many_zeros or have_zeros.get(origin, False)
-    for origin, has_many_zeros in have_zeros.items():
-        origin.record_fallback(func, too_small, has_many_zeros)
+    record_fallback(func, tensors, too_small)
     dense: list[tuple[Tensor, RuleTensor]] = []
 
     def convert(x: RuleTensor) -> Tensor:
@@ -204,6 +198,17 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
             if torch.is_grad_enabled() and isinstance(result, Tensor) and result._is_view():
                 return x.wrap_view(result, functools.partial(_run_on, func, args, kwargs, x))
     return result
+
+
+def record_fallback(func: Any, tensors: list[Any], too_small: bool = False) -> None:
+    """Record for the report that `func` used these one-hots as dense tensors."""
+    have_zeros: dict[Any, bool] = {}  # for each origin, whether it created a tensor of many zeros
+    for x in tensors:
+        for origin in x.origins:
+            origin.record_dense(x.entries)
+            have_zeros[origin] = x.has_many_zeros or have_zeros.get(origin, False)
+    for origin, has_many_zeros in have_zeros.items():
+        origin.record_fallback(func, too_small, has_many_zeros)
 
 
 def _run_on(func: Any, args: Any, kwargs: Any, x: RuleTensor, tensor: Tensor) -> Any:

@@ -167,9 +167,10 @@ class OneHot(RuleTensor):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The current parts; after an in-place write, a single part of dense columns."""
-        if not is_compiling():
+        parts = self.current_parts
+        if parts is self._parts and not is_compiling():
             self.was_read = True
-        return self.current_parts
+        return parts
 
     @property
     def current_parts(self) -> tuple[Part, ...]:
@@ -221,25 +222,33 @@ class OneHot(RuleTensor):
             return ZerosProxy.apply(self) if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
         return self._grad_proxy
 
-    def gradient_source(self) -> Tensor:
+    def gradient_source(self, includes_later_uses: bool = False) -> Tensor:
         """Return the tensor whose gradient is that of this non-leaf tensor.
 
-        The gradient includes that of the operations that have used this tensor.
+        The gradient includes that of the operations that have used this tensor and, if
+        `includes_later_uses` is true, of the operations that will use it.
 
         Raises:
             RuntimeError: an operation has used the ids and the weights of this tensor, so its
                 gradient with respect to the other entries isn't computed.
         """
-        if self.was_read and self.needs_grad and not (self.is_modified or self.has_own_grad):
-            proxy = self._grad_proxy
-            if proxy is None or any(tensor.requires_grad for tensor in flatten(self._parts)[0]):
+        proxy = self._grad_proxy
+        if proxy is not None and self.is_leaf_or_view_of_leaf:
+            return proxy
+        if self.was_read and self.needs_grad and not self.has_own_grad:
+            # The dense tensor of a view depends on that of its parent, not on the proxy.
+            is_view_of_dense = self._parent is not None and (
+                includes_later_uses or self._dense is not None
+            )
+            is_trained = any(tensor.requires_grad for tensor in flatten(self._parts)[0])
+            if proxy is None or is_trained or is_view_of_dense:
                 raise RuntimeError(
                     "the gradient of this one-hot is unknown, because hotrow has computed an "
                     "operation from its ids and weights; call x.retain_grad() on the one-hot x, or "
                     "x = x.to_dense(), before you use x"
                 )
             return proxy
-        return self.materialize(permanent=True)
+        return self.materialize(permanent=True, for_view=True)
 
     @property
     def has_own_grad(self) -> bool:
@@ -357,6 +366,11 @@ class OneHot(RuleTensor):
                 else:
                     parent, view = self._parent
                     self._dense = view(parent.materialize(permanent and is_compiling(), True))
+                    if self._grad_proxy is not None and self.is_leaf_or_view_of_leaf:
+                        # The rules and the dense tensor pass the gradient to the same tensor.
+                        self._dense = ConnectLeaf.apply(  # type: ignore[no-untyped-call]
+                            self._dense.detach(), self._grad_proxy, False
+                        )
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
         if permanent:
@@ -520,6 +534,8 @@ class OneHot(RuleTensor):
             base = base._parent[0]
         remaining = [base]
         for x in remaining:
+            if torch.is_grad_enabled():
+                x.was_read = False  # the gradient is that of the new values
             x.connect()
             remaining += x.live_views
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.onehot.registry import overloads, rule, run_dense
+from hotrow.onehot.registry import overloads, record_fallback, rule, run_dense
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.backward import BACKWARD_FUNCTIONS, backward_signature, run_backward
 from hotrow.table.nested import map_instances
@@ -25,7 +25,7 @@ def _(func: Any, *args: Any, **kwargs: Any) -> Any:
     )
     if inputs is not None:
         named["inputs"] = map_instances(
-            inputs, OneHot, lambda x: x if x.is_grad_leaf else x.gradient_source()
+            inputs, OneHot, lambda x: x if x.has_own_grad else x.gradient_source()
         )
     return run_backward(func, outputs, named, OneHot)
 
@@ -93,10 +93,11 @@ def _(func: Any, x: OneHot, *args: Any) -> Any:
     if x.has_own_grad:
         with torch._C.DisableTorchFunctionSubclass():
             return func(x, *args)
-    source = x.gradient_source()
-    if x.is_modified:  # the dense tensor has replaced the parts
+    source = x.gradient_source(includes_later_uses=True)
+    if source is not x._grad_proxy:  # the dense tensor has replaced the parts
+        record_fallback(func, [x])
         x.connect()
-        return NotImplemented
+        return func(source, *args)
     if func is Tensor.register_hook:
         return source.register_hook(*args)  # type: ignore[no-untyped-call]
     if not x.retains_source_grad:
@@ -116,7 +117,7 @@ def _retain(reference: weakref.ref[OneHot], gradient: Tensor) -> None:
 def _(func: Any, x: OneHot) -> Any:
     if x.retains_source_grad:
         return x.source_grad
-    if x.is_modified and not x.is_grad_leaf:
-        return NotImplemented
+    if x.is_modified and not x.has_own_grad:
+        return func(x.materialize(for_view=True))
     with torch._C.DisableTorchFunctionSubclass():
         return func(x)
