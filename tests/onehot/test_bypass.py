@@ -685,6 +685,70 @@ def test_only_a_view_from_an_operation_without_a_rule_replaces_the_ids():
     assert x.is_modified
 
 
+def _set_data(x, values):
+    x.data = values
+
+
+def _set_memory(x, values):
+    with torch.no_grad():
+        x.set_(values)
+
+
+REPLACEMENTS = {
+    "same": torch.randn(5, 4),
+    "transposed": torch.randn(4, 5).t(),
+    "shape": torch.randn(3, 7),
+    "axes": torch.randn(2, 3, 4),
+}
+
+
+@pytest.mark.parametrize("replace", [_set_data, _set_memory])
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        *((False, values) for values in REPLACEMENTS.values()),
+        *((True, REPLACEMENTS[name]) for name in ("same", "transposed")),
+        *(("function", REPLACEMENTS[name]) for name in ("same", "transposed")),
+    ],
+)
+def test_replaced_data_are_used_as_in_torch(replace, kind, values):
+    found = []
+    for encode in F.one_hot, one_hot:
+        leaf = encode(IDS, 4).float().requires_grad_(bool(kind))
+        x = Double.apply(leaf) if kind == "function" else leaf
+        view, new = x[1:], torch.empty_strided(values.shape, values.stride()).copy_(values)
+        replace(x, new)
+        results = [x.detach().clone(), view, x.sum(0), x @ torch.ones(x.shape[-1], 2), x[1:], x * 2]
+        if kind:
+            (x.exp().sum() + results[3].square().sum()).backward()
+            results.append(leaf.grad)
+        new.mul_(2)
+        results += [x, x.exp(), (x.shape, x.stride(), x.requires_grad, x.is_leaf)]
+        found.append(results)
+    assert type(x) is OneHot
+    for ours, expected in zip(found[1], found[0], strict=True):
+        assert torch.equal(ours, expected) if torch.is_tensor(expected) else ours == expected
+
+
+@pytest.mark.parametrize("replace", [_set_data, _set_memory])
+def test_data_of_another_shape_are_refused_if_a_one_hot_requires_grad(replace):
+    x = one_hot(IDS, 4).float().requires_grad_()
+    with pytest.raises(RuntimeError, match=r"same shape, dtype and device, but these are \(3, 7\)"):
+        replace(x, torch.randn(3, 7))
+    assert torch.equal(x, F.one_hot(IDS, 4).float())
+
+
+def test_a_loop_that_assigns_data_matches_torch():
+    found = []
+    for encode in F.one_hot, one_hot:
+        x = encode(IDS, 4).double().requires_grad_()
+        for _ in range(3):
+            (x @ torch.arange(8).double().view(4, 2)).square().sum().backward()
+            x.data = x.data - 0.001 * x.grad
+        found.append(x)
+    assert torch.equal(found[1], found[0])
+
+
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_to_dense_returns_an_ordinary_tensor_that_shares_memory(scale):
     x = one_hot(torch.tensor([1, 3]), 5).float()

@@ -97,8 +97,8 @@ class RuleTensor(Tensor):
         """Return a view of the dense tensor as a view of this tensor."""
         raise NotImplementedError
 
-    def materialize_views(self) -> None:
-        """Materialize the views, before this tensor gets other memory."""
+    def replace_memory(self, replace: Callable[[Tensor], Any]) -> None:
+        """Give the dense tensor other memory."""
         raise NotImplementedError
 
     def column(self) -> Tensor | None:
@@ -263,10 +263,10 @@ _HARMLESS = {"requires_grad_", "detach_", "share_memory_", "rename_"}
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     """Run `func` below autograd; raise an error if a gradient would be lost."""
-    if func.overloadpacket is torch.ops.aten.set_:  # torch doesn't call __torch_function__ for set_
-        for x in find_instances(args, RuleTensor):
+    replaces_memory = func.overloadpacket is torch.ops.aten.set_
+    if replaces_memory:  # torch doesn't call __torch_function__ for set_
+        for x in find_instances(args[1:], RuleTensor):
             x.materialize(permanent=True)
-            x.materialize_views()
     hidden = [
         x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_connected
     ]
@@ -277,6 +277,10 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
             f"{func} runs below autograd on a one-hot that requires grad, so its gradient would be "
             "lost; make the one-hot dense first: x = x.to_dense()"
         )
+    if replaces_memory and written:
+        values, options = _materialized(args[1:]), _materialized(kwargs)
+        written[0].replace_memory(lambda t: func(t, *values, **options))
+        return written[0]
     for x in written:
         x.materialize(permanent=True)
     return func(*_materialized(args), **_materialized(kwargs))

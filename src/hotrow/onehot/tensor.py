@@ -397,6 +397,46 @@ class OneHot(RuleTensor):
             view.materialize(permanent=True)
             view.materialize_views()
 
+    def replace_memory(self, replace: Callable[[Tensor], Any]) -> None:
+        """Give the dense tensor other memory, as `x.data = values` and `x.set_(values)` do.
+
+        Raises:
+            RuntimeError: the values have another shape, dtype or device, and autograd treats this
+                tensor itself as a leaf or as a function's result.
+        """
+        self.materialize(permanent=True)
+        self.materialize_views()
+        assert self._dense is not None
+        new = self._dense.new_empty(0)
+        replace(new)
+        is_same = (*new.shape, new.dtype, new.device) == (
+            *self.sizes, self.cached_dtype, self.cached_device,
+        )  # fmt: skip
+        if self.has_own_grad:
+            if not is_same:
+                raise RuntimeError(
+                    "the data of a one-hot that requires grad can only be replaced by a tensor of "
+                    f"the same shape, dtype and device, but these are {tuple(new.shape)}, "
+                    f"{new.dtype} and {new.device} instead of {self.sizes}, {self.cached_dtype} "
+                    f"and {self.cached_device}; use x = values.requires_grad_()"
+                )
+            if new.stride() != self.strides:
+                self._change_metadata(lambda t: t.as_strided_(new.shape, new.stride()))
+        replace(self._dense)
+        self.sizes, self.strides = tuple(new.shape), new.stride()
+        self.cached_dtype, self.cached_device = new.dtype, new.device
+        self._parts, self.fill = (DenseColumns(self._dense),), 0
+        self._axis_layout = self._plain_layout = self._dense_fn = self.difference = None
+
+    def _change_metadata(self, change: Callable[[Tensor], Any]) -> None:
+        """Change the shape and strides that this tensor reports."""
+        with (
+            torch.no_grad(),
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunctionSubclass(),
+        ):
+            change(self)
+
     def column(self) -> Tensor | None:
         """Return the values of a column that shares no memory with its one-hot, otherwise None.
 
@@ -485,12 +525,7 @@ class OneHot(RuleTensor):
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
         """Adopt the shape and parts of `result`; `change` reshapes the dense tensor to match."""
-        with (
-            torch.no_grad(),
-            torch._C._DisableTorchDispatch(),
-            torch._C.DisableTorchFunctionSubclass(),
-        ):
-            change(self)
+        self._change_metadata(change)
         if self._dense is not None:
             change(self._dense)  # increments the version, so the dense tensor replaces the parts
         if self._parent is not None:

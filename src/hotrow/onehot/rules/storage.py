@@ -7,27 +7,33 @@ from typing import Any
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.registry import rule
+from hotrow.onehot.registry import record_fallback, rule
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances
 
 
 # Torch's version counter misses direct writes to memory, so the dense tensor replaces the parts.
 @rule(
-    *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.set_),
+    *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr),
     *(Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_),
-    *(Tensor.data.__get__, Tensor.data.__set__),  # type: ignore[attr-defined]
+    Tensor.data.__get__,  # type: ignore[attr-defined]
     any_layout=True,
 )
-def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    for one_hot in find_instances((x, args), OneHot):
-        one_hot.materialize(permanent=not is_compiling())
-        if func in _REPLACES_MEMORY and not is_compiling():
-            one_hot.materialize_views()
+def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
+    x.materialize(permanent=not is_compiling())
     return NotImplemented
 
 
-_REPLACES_MEMORY = {Tensor.set_, Tensor.data.__set__}  # type: ignore[attr-defined]
+@rule(Tensor.data.__set__, any_layout=True)  # type: ignore[attr-defined]
+def _(func: Any, x: Any, values: Any) -> Any:
+    if is_compiling():
+        return NotImplemented
+    record_fallback(func, list(find_instances((x, values), OneHot)))
+    dense = values.materialize(permanent=True) if isinstance(values, OneHot) else values
+    if isinstance(x, OneHot):
+        x.replace_memory(lambda t: func(t, dense))
+    else:
+        func(x, dense)
 
 
 @rule(Tensor.__repr__, Tensor.__deepcopy__, Tensor.__reduce_ex__, any_layout=True)
