@@ -898,6 +898,46 @@ def test_non_finite_value_stays_in_its_row():
     assert torch.equal(x @ table, table[:2])
 
 
+SLICED = {
+    "one-hot first": lambda x, u, v: torch.cat([x, v], -1),
+    "one-hot last": lambda x, u, v: torch.cat([v, x], -1),
+    "weighted": lambda x, u, v: torch.cat([x * u, v], -1),
+    "three parts": lambda x, u, v: torch.cat([x, v, x * u], -1),
+}
+SLICES = {
+    "first": lambda h, w: h[:, : w.shape[1]],
+    "last": lambda h, w: h.narrow(-1, h.shape[1] - w.shape[1], w.shape[1]),
+    "split": lambda h, w: h.split([w.shape[1], h.shape[1] - w.shape[1]], -1)[0],
+}
+
+
+@pytest.mark.parametrize("cut", SLICES.values(), ids=SLICES)
+@pytest.mark.parametrize("width", [5, 3])
+@pytest.mark.parametrize("concatenate", SLICED.values(), ids=SLICED)
+def test_a_slice_of_a_concatenation_gives_zeros_to_the_other_columns(concatenate, width, cut):
+    found = []
+    for encode in F.one_hot, one_hot:
+        generator = torch.Generator().manual_seed(0)
+        shapes = (4, 5), (4, 3), (2, width)
+        u, v, w = (torch.randn(shape, generator=generator).requires_grad_() for shape in shapes)
+        x = cut(concatenate(encode(torch.tensor([3, 1, 1, 4]), 5).float(), u, v), w)
+        (x @ w.T).square().sum().backward()
+        found.append([torch.tensor(x.requires_grad), x.detach(), u.grad, v.grad, w.grad])
+    for ours, expected in zip(found[1], found[0], strict=True):
+        assert (ours is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(ours.to_dense(), expected)
+
+
+def test_a_sliced_one_hot_is_looked_up(never_materialized):
+    v, w = torch.ones(4, 3, requires_grad=True), torch.randn(5, 2, requires_grad=True)
+    x = torch.cat([one_hot(torch.tensor([3, 1, 1, 4]), 5).float(), v], -1)[:, :5]
+    assert x.requires_grad
+    (x @ w).sum().backward()
+    assert torch.equal(v.grad, torch.zeros(4, 3))
+    assert torch.equal(w.grad, torch.tensor([0.0, 2, 0, 1, 1])[:, None].expand(5, 2))
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_out_gets_the_result_of_a_lookup(grad, never_materialized):
     table, ids = torch.randn(5, 4), torch.tensor([2, 0, 2])

@@ -35,6 +35,24 @@ class ZerosProxy(torch.autograd.Function):
         return gradient
 
 
+class KeepInGraph(torch.autograd.Function):
+    """Return a tensor unchanged, and pass a gradient of zeros on to the other tensors.
+
+    A slice of a concatenation has this gradient with respect to the tensors that it omits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, *omitted: Tensor) -> Tensor:
+        """Return a view of the values."""
+        ctx.input_metadata = [(each.shape, each.dtype, each.device) for each in omitted]
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient, and zeros for the omitted tensors."""
+        return gradient, *(expanded_zeros(*metadata) for metadata in ctx.input_metadata)
+
+
 class ConnectLeaf(torch.autograd.Function):
     """Make the gradient of dense values flow to a leaf one-hot, or to another dense tensor."""
 

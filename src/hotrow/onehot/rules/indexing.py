@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.onehot.gather import gather, gather_from_field
-from hotrow.onehot.parts import MAX_PAIRS, DenseColumns, Field
+from hotrow.onehot.gradient import KeepInGraph
+from hotrow.onehot.parts import MAX_PAIRS, DenseColumns, Field, Part, flatten
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
 from hotrow.onehot.results import derive, derive_view, map_batch, meta_result, meta_tensor
 from hotrow.onehot.rules.scatter import is_range
@@ -117,14 +118,36 @@ def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
     field = x.field
     if field is not None and 0 < out.shape[-1] < field.width and not is_compiling():
         return derive_view(x, [_slice_field(field, start, stop, x)], out, transform, transform)
-    offset, chosen = 0, []
+    offset = 0
+    chosen: list[Part] = []
+    others: list[Part] = []
     for part in x.parts:
         if start <= offset and offset + part.width <= stop and part.width:
             chosen.append(part)
         elif offset < stop and start < offset + part.width:
             return None
+        else:
+            others.append(part)
         offset += part.width
-    return derive_view(x, chosen, out, transform, transform) if chosen else None
+    omitted = [tensor for tensor in flatten(tuple(others))[0] if tensor.requires_grad]
+    if not chosen or (omitted and is_compiling()):
+        return None
+    if omitted and torch.is_grad_enabled() and not is_transforming():
+        first = _kept_in_graph(chosen[0], omitted, x)
+        if first is None:
+            return None
+        chosen[0] = first
+    return derive_view(x, chosen, out, transform, transform)
+
+
+def _kept_in_graph(part: Part, omitted: list[Tensor], x: OneHot) -> Part | None:
+    """Return an equal part that passes zeros on to the omitted tensors, as torch's slices do."""
+    if isinstance(part, Field):
+        weights = KeepInGraph.apply(part.weights_or_ones(x.cached_dtype), *omitted)  # type: ignore[no-untyped-call]
+        return Field(part.ids, weights, part.width)
+    if not part.is_stored:
+        return None
+    return part.map(lambda t: KeepInGraph.apply(t, *omitted))  # type: ignore[no-untyped-call]
 
 
 def _column(x: OneHot, index: int, out: Tensor) -> Any:
