@@ -15,7 +15,7 @@ import hotrow
 from hotrow import HotrowError
 from hotrow.cli.model_report import to_text
 from hotrow.onehot.parts import Field
-from hotrow.onehot.rules import contraction, losses, products
+from hotrow.onehot.rules import contraction, indexing, losses, products
 from hotrow.table.parameter import Table
 from hotrow.verify.models.compare import compare_models
 from hotrow.verify.models.products import ProductCounter
@@ -455,6 +455,38 @@ def test_row_missing_from_a_gradient_is_caught(monkeypatch):
     found = run(Policy, STATES)
     assert verdicts(found)["gradient of net.0.weight"] == "different"
     assert verdicts(found)["gradient of head.weight"] == "bitwise"
+
+
+class Sliced(nn.Module):
+    """Slices a one-hot off a concatenation, so the gradient of the other columns is zero."""
+
+    def __init__(self, is_random=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 3))
+        self.columns = nn.Parameter(torch.randn(50, 4))
+        self.calls = iter(range(10**6)) if is_random else iter([0] * 10**6)
+
+    def forward(self, states):
+        x = torch.cat([F.one_hot(states, 16).float(), self.columns], -1)
+        return x[:, :16] @ self.weight + next(self.calls)
+
+    def __deepcopy__(self, memo):
+        copy = type(self)()
+        copy.load_state_dict(self.state_dict())
+        copy.calls = self.calls
+        return copy
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_missing_gradient_is_different(monkeypatch, is_random):
+    name = "gradient of columns"
+    if not is_random:
+        assert run(Sliced(), STATES)
+    monkeypatch.setattr(indexing, "_kept_in_graph", lambda part, *_: part)
+    found = run(Sliced(is_random), STATES)
+    assert verdicts(found)[name] == "different"
+    assert verdicts(found)["output"] == ("unsure" if is_random else "bitwise")
+    assert found.verdict.startswith("NOT equal")
 
 
 def test_nan_in_an_unselected_row_is_not_equal_and_explained():

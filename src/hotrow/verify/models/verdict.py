@@ -34,6 +34,7 @@ def judge_results(
 
     pairs = {name: (find(expected, name), find(results, name)) for name in {**expected, **results}}
     agreements = [_compare_results(name, a, b) for name, (a, b) in pairs.items()]
+    missing = {name for name, pair in pairs.items() if any(each is None for each in pair)}
     if all(each.verdict in ("bitwise", "zeros") for each in agreements):
         return agreements, []
     described = (describe_difference(name, *pair) for name, pair in pairs.items())
@@ -51,7 +52,10 @@ def judge_results(
             "the plain model is not deterministic: two of its runs with the same seed also differ "
             f"({names})"
         )
-        return [_with_verdict(each, "unsure") for each in agreements], notes
+        certain = missing.difference(varying)
+        return [
+            each if each.name in certain else _with_verdict(each, "unsure") for each in agreements
+        ], notes
     splice = ProductSplice()
     side = trial.make_converted(tables)
     try:
@@ -67,7 +71,7 @@ def judge_results(
     judgements = []
     for each in agreements:
         name = each.name
-        if each.verdict in ("bitwise", "zeros"):
+        if each.verdict in ("bitwise", "zeros") or name in missing:
             judgements.append(each)
             continue
         bound = None
