@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import itertools
+import pickle
 import warnings
 import weakref
 
@@ -747,6 +748,34 @@ def test_a_loop_that_assigns_data_matches_torch():
             x.data = x.data - 0.001 * x.grad
         found.append(x)
     assert torch.equal(found[1], found[0])
+
+
+def _copies(encode, requires_grad):
+    """Return copies of a one-hot and of a view, after writes to some of them."""
+    x = encode(IDS, 4).float().requires_grad_(requires_grad)
+    if requires_grad:
+        x.sum().backward()
+    view = x.detach()[1:]
+    shallow = copy.copy(x)
+    one, other, same, held = copy.deepcopy((x, view, x, {"x": [x.detach()]}))
+    with torch.no_grad():
+        shallow[0, 0] = 4
+        one[1] = 5
+    tensors = x, view, shallow, one, other, held["x"][0], pickle.loads(pickle.dumps(x))
+    return *tensors, *(each.grad for each in tensors), one is same
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_copies_share_memory_as_in_torch(requires_grad):
+    expected, found = (_copies(encode, requires_grad) for encode in (F.one_hot, one_hot))
+    for ours, dense in zip(found, expected, strict=True):
+        assert torch.equal(ours, dense) if torch.is_tensor(dense) else ours is dense
+
+
+def test_deepcopy_of_many_leaves_never_confuses_them():
+    leaves = [one_hot((IDS + i) % 4, 4).float().requires_grad_() for i in range(50)]
+    for ours, leaf in zip(copy.deepcopy(leaves), leaves, strict=True):
+        assert torch.equal(ours, leaf)
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])

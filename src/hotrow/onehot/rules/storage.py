@@ -36,9 +36,21 @@ def _(func: Any, x: Any, values: Any) -> Any:
         func(x, dense)
 
 
-@rule(Tensor.__repr__, Tensor.__deepcopy__, Tensor.__reduce_ex__, any_layout=True)
-def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
-    return func(_dense_leaf(x), *args, **kwargs) if x.is_grad_leaf else NotImplemented
+@rule(Tensor.__repr__, any_layout=True)
+def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
+    return func(_dense_leaf(x), **kwargs) if x.is_grad_leaf else NotImplemented
+
+
+@rule(Tensor.__deepcopy__, Tensor.__reduce_ex__, any_layout=True)
+def _(func: Any, x: OneHot, memo_or_protocol: Any) -> Any:
+    """Copy or pickle the dense tensor."""
+    record_fallback(func, [x])
+    dense = x.materialize(permanent=func is Tensor.__reduce_ex__)  # `copy.copy` shares the memory
+    if x.is_grad_leaf:
+        dense = _dense_leaf(x)
+    if func is Tensor.__deepcopy__:  # which identifies copied tensors by their `id()`
+        memo_or_protocol.setdefault(id(memo_or_protocol), []).append(dense)
+    return func(dense, memo_or_protocol)
 
 
 def _dense_leaf(x: OneHot) -> Tensor:
