@@ -688,6 +688,38 @@ def test_leaf_keeps_its_gradient_whatever_came_before(run):
     assert_values(ours, dense)
 
 
+@statements(
+    """
+    x.requires_grad_(); x.sum().backward(); x.data[0] = 1; x.detach_(); x.grad
+    x.grad = torch.ones(2, 3, 5); x.mul_(2); x.copy_(torch.ones(2, 3, 5)); x.grad
+    x.grad = torch.ones(2, 3, 5); x.exp_(); x.grad
+    x.grad = torch.ones(2, 3, 5); x.data[0] = 3; x.grad
+    x.grad = torch.ones(2, 3, 5); x.data[0] = 3; x.grad = None; x.grad
+    x.exp_(); x.grad = torch.ones(2, 3, 5); x.grad
+    x.exp_(); x.grad = torch.ones(2, 3, 5); x.requires_grad_(); (x * 2).sum().backward(); x.grad
+    x.grad = torch.ones(2, 3, 5); x.exp_(); x.requires_grad_(); (x * 2).sum().backward(); x.grad
+    x.grad = torch.ones(2, 3, 5); x.requires_grad_(); (x * 2).sum().backward(); x.grad
+    x.grad = torch.ones(2, 3, 5); y = x[1:]; x.requires_grad_(); x.sum().backward(); x.grad
+    x.exp_().requires_grad_(); x.sum().backward(); x.grad = None; (x @ W).sum().backward(); x.grad
+    x.exp_(); x.requires_grad_(); x.sum().backward(); del x.grad; (x @ W).sum().backward(); x.grad
+    x.exp_(); x.requires_grad_(); x.sum().backward(); x.detach_(); x.grad
+    x.exp_(); x.requires_grad_(); x.sum().backward(); x.requires_grad_(False); x.grad
+    x.exp_(); x.requires_grad_(); x.sum().backward(); x.requires_grad_(False); x.grad = None; x.grad
+    x.requires_grad_(); x.sum().backward(); x.data.mul_(2); x.grad.zero_(); x.grad
+    x.requires_grad_(); x.sum().backward(); x.data[0] = 1; x.requires_grad_(False); x.grad
+    x.requires_grad_(); x.data[0] = 1; x.requires_grad = False; x.sum().requires_grad
+    x.requires_grad_(); x.sum().backward(); x.data[0] = 1; x.detach_(); x.requires_grad_(); x.grad
+    x.requires_grad_(); y = x * 2; y.retain_grad(); y.sum().backward(); y.grad = None; y.grad
+    x.requires_grad_(); y = x[1:]; y.retain_grad(); y.sum().backward(); del y.grad; y.grad
+    y = x.requires_grad_() * 2; y.exp_(); y.retain_grad(); y.sum().backward(); y.detach_(); y.grad
+    y = x.requires_grad_() * 2; y.retain_grad(); y.mul_(x.detach()); y.sum().backward(); y.grad
+"""
+)
+def test_gradient_is_kept_after_a_write(run):
+    dense, ours = (run(x) for x in twins())
+    assert_values(ours, dense)
+
+
 @pytest.mark.parametrize(
     "write",
     [

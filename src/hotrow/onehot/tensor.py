@@ -504,8 +504,11 @@ class OneHot(RuleTensor):
         with torch._C.DisableTorchFunctionSubclass():
             self.detach_()
         self._graph = self._dense_fn = None
-        if self._dense is not None:
-            self._dense = self._dense.detach()
+        dense = self._dense
+        if dense is not None:
+            self._dense = dense.detach()
+            if dense.is_leaf or dense.retains_grad:
+                self._dense.grad = dense.grad
 
     @property
     def is_unused(self) -> bool:

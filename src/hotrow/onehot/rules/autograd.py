@@ -66,10 +66,14 @@ def _own_attribute(func: Any, x: OneHot) -> Any:
 def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     if x.needs_grad and not (x.is_modified or x.is_grad_leaf):
         return NotImplemented
-    if x.is_modified or (requires_grad and x.has_views and not x.is_grad_leaf):
+    if not x.is_grad_leaf and (x.is_modified or (requires_grad and x.has_views)):
         x.materialize_views()  # the old views don't require grad
-        x.materialize(permanent=True)
+        dense, gradient = x.materialize(permanent=True), x.grad
         result = run_dense(func, (x, requires_grad), {})
+        if dense.is_leaf and dense.grad is not gradient:
+            x.grad, dense.grad = None, gradient
+        if not requires_grad:
+            x.detach_in_place()
         x.connect()
         return result
     with torch._C.DisableTorchFunctionSubclass():
@@ -113,11 +117,21 @@ def _retain(reference: weakref.ref[OneHot], gradient: Tensor) -> None:
         x.source_grad = gradient.clone() if x.source_grad is None else x.source_grad + gradient
 
 
-@rule(Tensor.grad.__get__, any_layout=True)  # type: ignore[union-attr]
-def _(func: Any, x: OneHot) -> Any:
-    if x.retains_source_grad:
-        return x.source_grad
-    if x.is_modified and not x.has_own_grad:
-        return func(x.materialize(for_view=True))
+_GRAD: Any = Tensor.grad
+
+
+@rule(_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__, any_layout=True)
+def _(func: Any, x: Any, *value: Any) -> Any:
+    if isinstance(x, OneHot):
+        if x.retains_source_grad:
+            gradient = x.source_grad
+            if func is not _GRAD.__get__:
+                x.source_grad = value[0] if value else None
+            return gradient
+        if x.is_modified and not x.has_own_grad:
+            dense = x.materialize(for_view=True)
+            is_used_leaf = dense.is_leaf and (dense.requires_grad or dense.grad is not None)
+            if is_used_leaf or dense.retains_grad:
+                return func(dense, *value)
     with torch._C.DisableTorchFunctionSubclass():
-        return func(x)
+        return func(x, *value)
