@@ -821,7 +821,15 @@ def test_view_that_torch_refuses_raises():
     F.dropout(x, -1.0, training=False)
     x.contiguous(memory_format=torch.channels_last)
     x.backward()
-    """
+        x.bool().cumsum(0) - x.bool()
+    x.long().cumsum(0) - x.bool()
+    x.long().clone().sub_(x.bool())
+    x.mv(W[:, 0])
+    torch.mv(x, W[:, 0])
+    torch.addmm(torch.ones(4, 4), x[0, :1], W)
+    torch.addmm(torch.ones(2, 3, 4), x[0], W)
+    torch.baddbmm(torch.ones(2, 3, 4), x[:1], W[None])
+"""
 )
 def test_raises_where_torch_raises(run):
     dense, ours = twins()

@@ -30,6 +30,7 @@ from hotrow.onehot.results import (
     single_value,
     with_strides_of,
 )
+from hotrow.onehot.rules.contraction import dtype_of
 from hotrow.onehot.rules.elementwise_functions import (
     ABSORBING,
     ELEMENTWISE,
@@ -74,6 +75,10 @@ def elementwise(
         return NotImplemented
     if not all(isinstance(value, Tensor | int | float | None) for value in args):
         return NotImplemented
+    if SUMS.get(func) == -1 and any(
+        isinstance(each, Tensor) and dtype_of(each) == torch.bool for each in args
+    ):
+        return NotImplemented  # torch raises an error, but not on the meta device
     changed = change_count(func, args, kwargs)
     if changed is not NotImplemented:
         return changed

@@ -59,7 +59,7 @@ def _is_dense(t: Any) -> bool:
 def _multiply_from_right(func: Any, x: OneHot, weight: Tensor) -> Any:
     """Look up rows to multiply a plain one-hot by a weight on its right."""
     name = func.__name__
-    if name in ("bmm", "dot") or (name == "mm" and len(x.sizes) != 2):
+    if name in ("bmm", "dot") or (name in ("mm", "mv") and len(x.sizes) != 2):
         return NotImplemented
     if func in KEEP_DTYPES and autocast_dtype(x.cached_device, {x.cached_dtype}) is not None:
         return NotImplemented
@@ -88,7 +88,7 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
     _check(func, tensors)
     product = _MATRIX_PRODUCTS[func.__name__](left, right)
     product = product if alpha == 1 else product * alpha
-    input = input.to(product.dtype)
+    input = input.to(product.dtype).expand(product.shape)
     return (input if beta == 1 else input * beta) + product
 
 
