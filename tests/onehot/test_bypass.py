@@ -686,6 +686,17 @@ def test_only_a_view_from_an_operation_without_a_rule_replaces_the_ids():
     assert x.is_modified
 
 
+@pytest.mark.parametrize("detach", [lambda x: x.detach_(), lambda x: x.requires_grad_(False)])
+def test_trained_write_to_a_former_leaf_is_refused(detach):
+    """The backward pass of `rows` would end the process; torch raises an error there."""
+    x, factor = one_hot(IDS, 4).float().requires_grad_(), torch.ones(5, 4, requires_grad=True)
+    rows = x[IDS > 0]
+    detach(x)
+    with pytest.raises(RuntimeError, match="required grad before"):
+        x.mul_(factor)
+    rows.sum().backward()
+
+
 def _set_data(x, values):
     x.data = values
 

@@ -59,6 +59,7 @@ class OneHot(RuleTensor):
         cached_dtype: the tensor's dtype.
         cached_device: the tensor's device.
         is_grad_leaf: whether the caller set requires_grad on this tensor.
+        was_grad_leaf: whether `is_grad_leaf` is or was true.
         fill: the value of all entries that no id selects; 0 unless an operation such as `1 - x`
             changed it, and 0 if no part is a field. If the fill is not 0, every field has at most
             one id per row.
@@ -92,6 +93,7 @@ class OneHot(RuleTensor):
     _dense_version: int | None
     _graph: Any  # the autograd node that passes this tensor's gradient to the parts
     _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their `id()`
+    was_grad_leaf: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     fill: float
@@ -130,7 +132,7 @@ class OneHot(RuleTensor):
         self: OneHot = Tensor._make_wrapper_subclass(
             cls, sizes, strides=stride, dtype=dtype, device=first.device
         )
-        self.is_grad_leaf = False
+        self.is_grad_leaf = self.was_grad_leaf = False
         self._parts, self._grad_proxy = tuple(parts), grad_proxy
         self._parent, self.origins, self._dense_fn = parent, origins, dense_fn
         self.sizes, self.cached_dtype, self.cached_device = sizes, dtype, first.device
@@ -561,6 +563,11 @@ class OneHot(RuleTensor):
                 return [*split_gradient(parts, rows), *[gradient] * len(proxies)]
 
         if any(tensor.requires_grad for tensor in tensors):
+            if self.was_grad_leaf:  # the backward pass of an earlier use would end the process
+                raise RuntimeError(
+                    "autograd cannot record an in-place change of a one-hot that required grad "
+                    "before; call it on x.clone()"
+                )
             with torch._C.DisableTorchFunctionSubclass():
                 Connect.apply(self, split, *tensors)  # type: ignore[no-untyped-call]
                 self._graph = self.grad_fn

@@ -66,7 +66,8 @@ def _own_attribute(func: Any, x: OneHot) -> Any:
 def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     if x.needs_grad and not (x.is_modified or x.is_grad_leaf):
         return NotImplemented
-    if not x.is_grad_leaf and (x.is_modified or (requires_grad and x.has_views)):
+    is_dense = x.has_views if requires_grad else x.is_modified
+    if not x.is_grad_leaf and (is_dense or (x.is_modified and x.materialize().requires_grad)):
         x.materialize_views()  # the old views don't require grad
         dense, gradient = x.materialize(permanent=True), x.grad
         result = run_dense(func, (x, requires_grad), {})
@@ -79,6 +80,7 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         result = func(x, requires_grad)
     x.is_grad_leaf = requires_grad
+    x.was_grad_leaf |= requires_grad
     return result
 
 
