@@ -371,6 +371,8 @@ def test_write_after_the_use_matches_torch(run):
     checkpoint(lambda t: t.cumsum(1) * 2, x * v, use_reentrant=True)
     torch.func.grad(lambda a: (x * a).sum())(v.detach())
     torch.func.grad(lambda a: torch.cat([x, a], 1).square().sum())(v.detach())
+    torch.func.grad(lambda a: torch.cat([x, a], 1)[:, 4:].square().sum())(v.detach())
+    torch.func.grad(lambda a: (torch.cat([x, a], 1)[:, :4] * q.detach() * a).sum())(v.detach())
     torch.func.grad(lambda a: F.binary_cross_entropy_with_logits(a, x))(q.detach())
     torch.func.hessian(lambda a: (x * a).sum() ** 2)(v.detach())
     torch.func.vmap(lambda a: x * a)(torch.stack([v, v]).detach())

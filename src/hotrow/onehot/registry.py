@@ -170,7 +170,9 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         dense.append((tensor, x))
         return tensor
 
-    columns = [column for x in tensors if not written and (column := x.column()) is not None]
+    # In a transform, tensors have no memory.
+    may_share = not (written or torch._C._are_functorch_transforms_active())
+    columns = [column for x in tensors if may_share and (column := x.column()) is not None]
     if columns:
         remaining = iter(columns)
         arguments = map_instances(
