@@ -1,6 +1,8 @@
 """`convert` turns embeddings into tables, and reports which ones it left unchanged and why."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -295,3 +297,15 @@ def test_storage_that_the_model_shares_on_purpose_stays_shared(make):
     convert(model)
     assert isinstance(model[0].weight, Table)
     assert model[0].weight.data_ptr() == address
+
+
+def test_the_first_conversion_of_a_process_may_be_in_inference_mode():
+    script = """
+import torch, hotrow
+with torch.inference_mode():
+    layer = hotrow.convert(torch.nn.Embedding(50, 4), min_entries=0)
+print(type(layer.weight).__name__)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "Table\n"

@@ -1,6 +1,8 @@
 """Optimizers of another class train a saved table; if their first step fails, nothing is lost."""
 
+import copy
 import itertools
+import pickle
 import shutil
 from unittest import mock
 
@@ -160,6 +162,82 @@ def test_an_optimizer_whose_state_is_gone_does_not_silently_start_again(trained,
         store.layer.weight.data = store.layer.weight.data.clone()  # closes the ledger
         with pytest.raises(HotrowError, match="already has the state 'exp_avg'"):
             step(store.layer, make("Adam", store.layer), 4)
+
+
+@pytest.mark.parametrize("in_group", [False, True])
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam"])
+def test_a_run_resumes_whatever_the_form_of_weight_decay(name, decoupled, in_group, tmp_path):
+    def optimizer_of(layer):
+        option = {"decoupled_weight_decay": decoupled}
+        if name == "AdamW" and not in_group:  # its constructor doesn't have the option
+            option = {}
+        group = {"params": list(layer.parameters()), **(option if in_group else {})}
+        return getattr(hotrow.optim, name)([group], **({} if in_group else option))
+
+    with create(tmp_path / "t") as store:
+        step(store.layer, optimizer_of(store.layer), 0)
+        store.save()
+    for steps, other in ((2, optimizer_of), (3, lambda layer: make(name, layer))):
+        with disk.open(tmp_path / "t") as store:
+            optimizer = other(store.layer)
+            step(store.layer, optimizer, steps)
+            assert copies(optimizer)["step"] == steps
+            store.save()
+
+
+@pytest.mark.parametrize("then", ["save", "earlier class"])
+def test_a_failed_first_step_without_slots_keeps_the_state_of_another_class(then, tmp_path):
+    weight, state = save_run(tmp_path / "t", "Adam")
+    with disk.open(tmp_path / "t") as store:
+        optimizer = hotrow.optim.SGD(store.layer.parameters(), lr=0.1)
+        with mock.patch.object(updater, "step_rows_together", fail), pytest.raises(MemoryError):
+            step(store.layer, optimizer, 3)
+        if then == "earlier class":
+            optimizer = make("Adam", store.layer)
+            step(store.layer, optimizer, 3)
+            weight, state = store.layer.weight.detach().clone(), copies(optimizer)
+            assert state["step"] == 4
+        store.save()
+    assert_contains(tmp_path / "t", "Adam", weight, state)
+
+
+def test_a_state_that_was_never_saved_survives_a_failed_step_of_another_class(tmp_path):
+    with create(tmp_path / "t") as store:
+        for t in range(3):
+            step(store.layer, make("Adam", store.layer), t)
+        other = make("AdamW", store.layer)
+        with mock.patch.object(updater, "step_rows_together", fail), pytest.raises(MemoryError):
+            step(store.layer, other, 3)
+        optimizer = make("Adam", store.layer)
+        step(store.layer, optimizer, 3)
+        store.save()
+        weight, state = store.layer.weight.detach().clone(), copies(optimizer)
+        assert state["step"] == 4
+    assert_contains(tmp_path / "t", "Adam", weight, state)
+
+
+def test_a_state_tensor_that_the_options_no_longer_use_is_not_dropped_silently(tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = make("SGD", store.layer)
+        step(store.layer, optimizer, 0)
+        optimizer.param_groups[0]["momentum"] = 0
+        step(store.layer, optimizer, 1)
+        with pytest.raises(HotrowError, match=r"lack .* 'momentum_buffer'.* del optimizer.state"):
+            store.save()
+        del optimizer.state[store.layer.weight]["momentum_buffer"]
+        step(store.layer, optimizer, 2)
+        store.save()
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_an_adagrad_of_a_table_on_disk_is_copied_before_its_first_step(copy_of, tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = make("Adagrad", store.layer)
+        assert optimizer.state_dict()["state"] == {}
+        with mock.patch.object(updater, "step_rows_together", fail), pytest.raises(MemoryError):
+            step(store.layer, optimizer, 0)
+        copy_of(optimizer)
 
 
 def test_adagrad_has_no_state_of_a_table_on_disk_before_its_first_step(tmp_path):

@@ -138,3 +138,32 @@ def test_a_gradient_from_before_a_change_is_refused(change, text, name):
     optimizer.zero_grad()
     layer(torch.tensor([1])).sum().backward()
     optimizer.step()
+
+
+def test_rows_that_share_memory_with_each_other_take_torch_s_step():
+    outcomes = []
+    for library in (hotrow, torch):
+        values = torch.arange(80.0).as_strided((30, 4), (2, 1))  # each row begins inside another
+        layer = nn.Embedding(30, 4)
+        layer.weight = nn.Parameter(values)
+        if library is hotrow:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert type(layer.weight) is Table
+        optimizer = library.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+        for t in range(4):
+            optimizer.zero_grad()
+            layer(torch.tensor([t, 2 * t])).sum().backward()
+            optimizer.step()
+        outcomes.append(layer.weight.detach().clone())
+    assert torch.equal(*outcomes)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_expanded_rows_raise_torch_s_error(name):
+    layer = nn.Embedding(30, 4)
+    layer.weight = nn.Parameter(torch.ones(4).expand(30, 4))
+    layer = hotrow.convert(layer, min_entries=0)
+    assert type(layer.weight) is Table
+    layer(torch.tensor([3])).sum().backward()
+    with pytest.raises(RuntimeError, match="refers to a single memory location"):
+        getattr(hotrow.optim, name)(layer.parameters()).step()

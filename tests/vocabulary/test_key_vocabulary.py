@@ -481,3 +481,17 @@ def test_no_layer_changes_if_one_of_them_cannot():
         words.admit(["a"])
     assert layer.num_embeddings == bias.num_embeddings == len(words) == 1
     assert "a" not in words
+
+
+@pytest.mark.parametrize(
+    ("key_type", "keys", "message"),
+    [
+        (int, [[1, 2], [3, 4]], "keys is a nested list"),
+        (int, np.array([1], "m8[h]"), "an array of timedelta64"),
+        (str, "abc", "keys is a string"),
+    ],
+)
+def test_keys_whose_shape_or_type_is_unclear_are_refused(key_type, keys, message):
+    words = Vocabulary(nn.Embedding(1, 2), key_type=key_type, unknown="row")
+    with pytest.raises(HotrowError, match=message):
+        words.admit(keys)

@@ -281,6 +281,7 @@ class Store:
         last = self.table.last_optimizer
         is_used = not replace or (last is not None and last() is not None)
         if name in self._files and is_used:
+            self._new_files = _NewFiles()
             raise HotrowError(
                 f"{self.folder} already has the state {name!r} of another optimizer",
                 fix="use one optimizer; to switch optimizers, save and reopen the folder first",
@@ -335,17 +336,17 @@ class Store:
     def _map_new(self, layout: Layout, initial: float) -> MappedTensor:
         """Create the files of a tensor, and map them.
 
-        Until the next save, they have as many rows as the files of the last save. If this save
-        contains a tensor of the same name, of another optimizer, its files are mapped once more.
+        Until the next save, they have as many rows as the files of the last save. If there is a
+        tensor of the same name, of another optimizer, its files are mapped once more.
         """
         previous = self._previous_save()
         saved = layout.with_rows(previous.rows)
         values: RowBlocks = ()
         if initial:
             values = filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
-        is_saved = layout.name in previous.tensors
+        exists = layout.name in previous.tensors or layout.name in self._files
         try:
-            if not is_saved:
+            if not exists:
                 write_new(self._folder, saved, self._session, values)
             file = MappedTensor(self._folder, saved)
         except OSError as error:
@@ -353,7 +354,7 @@ class Store:
                 f"{self.folder / layout.file_name} could not be created ({error})",
                 fix=f"{fix_for(error)} and repeat the step; the folder contains the last save",
             ) from None
-        if is_saved:
+        if exists:
             file.tensor().fill_(initial)
         if layout != saved:
             file = file.resized(layout.shape[0])
@@ -506,6 +507,7 @@ class Store:
                     fix="run an optimizer step, or call optimizer.state_dict(), before you save",
                 )
             names, run = [TABLE, STEPS, *lag.slots], describe_run(lag)
+            self._check_unused_state(lag)
         elif len(self._files) > 1:
             raise HotrowError(
                 "the optimizer state cannot be saved, because the optimizer has settled all "
@@ -523,6 +525,18 @@ class Store:
             run=run,
             behind=self.table.has_stale_rows,
         )
+
+    def _check_unused_state(self, lag: RowLag) -> None:
+        """Raise an error if the save would lack a state tensor that the options don't use now."""
+        for name in self._files.keys() - {TABLE, STEPS, *lag.slots}:
+            value = dict.get(lag.state, name)
+            if isinstance(value, Tensor):
+                raise HotrowError(
+                    f"the save would lack the optimizer state {name!r}, which the options of the "
+                    "optimizer don't use any more",
+                    fix=f"del optimizer.state[weight][{name!r}], and run a step; or set the "
+                    "options back",
+                )
 
     def _serialize(self, record: Record) -> bytes:
         """Serialize a record, and check that `open` can read the result."""

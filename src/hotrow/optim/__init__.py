@@ -107,7 +107,7 @@ class AdamW(_RowOptimizer, _torch.AdamW):
     Applying any number of missed steps to a row costs about as much as one step.
     """
 
-    rule = _adam.rule
+    rule = _adam.adamw_rule
     torch_class = _torch.AdamW
 
 

@@ -83,6 +83,8 @@ def _find_reason(
         _overlaps(table, other) for each in param_groups for other in each["params"]
     ):
         return "another parameter shares its memory", "use the same parameter in both places"
+    if _overlaps_itself(table):
+        return "its rows share memory with each other", "use a copy of the weight (.clone())"
     return None
 
 
@@ -98,6 +100,15 @@ def _overlaps(table: Tensor, other: Tensor) -> bool:
         return False
     (begin, end), (other_begin, other_end) = _address_range(table), _address_range(other)
     return other.device == table.device and begin < other_end and other_begin < end
+
+
+def _overlaps_itself(table: Tensor) -> bool:
+    """Return whether several entries are in the same memory, for example after `expand`."""
+    if table.is_contiguous():
+        return False
+    strides = sorted(zip(table.stride(), table.shape, strict=True))
+    (step, count), (outer_step, outer_count) = strides
+    return (count > 1 and not step) or (outer_count > 1 and outer_step <= (count - 1) * step)
 
 
 def _address_range(tensor: Tensor) -> tuple[int, int]:

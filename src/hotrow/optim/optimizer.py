@@ -226,6 +226,7 @@ class RowOptimizer(_Optimizer):
                     if isinstance(lag, RowLag) and lag.is_new and not lag.ledger.length:
                         with ExclusiveAccess():
                             lag.discard()
+                        self.state.pop(table, None)
                 raise
 
     def _take_steps(self, tables: list[tuple[ParamGroup, Table]]) -> None:
@@ -366,7 +367,10 @@ class RowOptimizer(_Optimizer):
                 state = self.state[table] = RowState(state)
             _match_strides(state, table)
             # A table on disk may have taken steps without any slots.
-            is_new = not state and (table.backing is None or bool(self.rule.initial_slots(group)))
+            may_be_new = table.backing is None or bool(self.rule.initial_slots(group))
+            is_new = not state and (
+                may_be_new or (replaced is not None and replaced[2] is not state)
+            )
             try:
                 table.lag = lag = RowLag(self.rule, table, group, state, replaced)
             except BaseException:
@@ -377,19 +381,19 @@ class RowOptimizer(_Optimizer):
 
     def table_state(self, table: Table) -> Any:
         """Return a table's state; if a table on disk has none yet, return its saved state."""
-        state = self.state[table]
+        state = self.state.get(table, {})
         if table.backing is not None and not state and not isinstance(state, RowState):
-            lag, state = table.lag, {}
-            if isinstance(lag, RowLag) and self._has_class_of(lag):
+            lag = table.lag
+            if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
                 if table.last_optimizer is not None and table.last_optimizer() is self:
                     raise HotrowError(
                         "the state of a table on disk was removed from optimizer.state, but it is "
                         "still in the folder",
                         fix="fill the tensors of optimizer.state[weight] with 0 instead",
                     )
-                state, table.last_optimizer = lag.state, weakref.ref(self)
+                state = self.state[table] = lag.state
+                table.last_optimizer = weakref.ref(self)
                 warn_of_missing_state(self, lag.slots)
-            self.state[table] = state
         return state
 
     def _drop_initial_state(self) -> None:
@@ -400,12 +404,6 @@ class RowOptimizer(_Optimizer):
         for _, table in self._tables():
             if table.backing is not None:
                 self.state.pop(table, None)
-
-    def _has_class_of(self, lag: RowLag) -> bool:
-        """Return whether an optimizer of this class created the lag; Adam's rule is AdamW's too."""
-        option = "decoupled_weight_decay"
-        is_same = lag.group_options.get(option) == self.defaults.get(option)
-        return lag.ledger.rule is self.rule and is_same
 
     @contextmanager
     def _closed_lags(self) -> Iterator[None]:

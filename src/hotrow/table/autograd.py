@@ -265,6 +265,7 @@ class LookUp(torch.autograd.Function):
 _engine_reference_counts: dict[str, tuple[int, int, int]] = {}
 
 
+@torch.inference_mode(False)
 @torch.enable_grad()
 def measure_engine_references(device: torch.device) -> None:
     """Measure the reference counts of a gradient that only the autograd engine uses."""

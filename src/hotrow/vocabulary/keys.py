@@ -150,6 +150,8 @@ class IntegerKeys:
 
 def as_text(keys: Any) -> list[str]:
     """Return a batch of string keys as a list."""
+    if isinstance(keys, str):
+        raise HotrowError("keys is a string, not a batch of strings", fix="pass a list: [key]")
     values = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
     if not set(map(type, values)) <= {str}:
         position = next(i for i, key in enumerate(values) if type(key) is not str)
@@ -166,9 +168,14 @@ def as_integers(keys: Any) -> Rows:
         values = np.asarray(keys)
     except ValueError as error:
         raise HotrowError(f"keys cannot be converted to an array ({error})") from None
+    if values.ndim > 1:
+        raise HotrowError(
+            f"keys is a nested {type(keys).__name__}, whose shape the ids would not have",
+            fix="pass an array or a tensor",
+        )
     if not values.size:
         values = values.astype(np.int64)
-    if not np.issubdtype(values.dtype, np.signedinteger):
+    if values.dtype.kind != "i":
         raise HotrowError(
             f"keys is an array of {values.dtype}, but this vocabulary has int64 keys",
             fix="pass int64 numbers, or create a vocabulary with string keys",

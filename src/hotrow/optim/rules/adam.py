@@ -51,4 +51,8 @@ def closed_form(group: ParamGroup) -> ClosedForm:
     return PowerSeries(idle_step, bool(group["amsgrad"]))
 
 
-rule = Rule("Adam", update, moment_slots, ledger_entry, closed_form=closed_form)
+# A table on disk stores the name of the rule, so AdamW doesn't continue a run of Adam.
+rule, adamw_rule = (
+    Rule(name, update, moment_slots, ledger_entry, closed_form=closed_form)
+    for name in ("Adam", "AdamW")
+)
