@@ -279,7 +279,7 @@ def test_a_step_that_cannot_be_recorded_changes_no_group():
     layers, optimizer = run
     options = optimizer.param_groups[1]["betas"]
     optimizer.param_groups[1]["betas"] = 1.0, 0.999
-    with pytest.raises(HotrowError, match="step 4 of Adam cannot be computed"):
+    with pytest.raises(HotrowError, match="step 4 of AdamW cannot be computed"):
         optimizer.step()
     optimizer.param_groups[1]["betas"] = options
     for layers, optimizer in (run, other):
