@@ -711,6 +711,7 @@ def test_leaf_keeps_its_gradient_whatever_came_before(run):
     x.requires_grad_(); x.sum().backward(); x.data[0] = 1; x.detach_(); x.requires_grad_(); x.grad
     x.requires_grad_(); y = x * 2; y.retain_grad(); y.sum().backward(); y.grad = None; y.grad
     x.requires_grad_(); y = x[1:]; y.retain_grad(); y.sum().backward(); del y.grad; y.grad
+    x.requires_grad_(); y = x[1:]; y.retain_grad(); (y @ W).sum().backward(); y.grad, y.grad
     y = x.requires_grad_() * 2; y.exp_(); y.retain_grad(); y.sum().backward(); y.detach_(); y.grad
     y = x.requires_grad_() * 2; y.retain_grad(); y.mul_(x.detach()); y.sum().backward(); y.grad
 """

@@ -127,7 +127,7 @@ def _(func: Any, x: Any, *value: Any) -> Any:
     if isinstance(x, OneHot):
         if x.retains_source_grad:
             gradient = x.source_grad
-            if func is not _GRAD.__get__:
+            if func != _GRAD.__get__:  # each access creates another function
                 x.source_grad = value[0] if value else None
             return gradient
         if x.is_modified and not x.has_own_grad:
