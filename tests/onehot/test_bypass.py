@@ -593,6 +593,39 @@ def test_the_gradient_of_a_used_weighted_one_hot_is_refused_or_requested_before(
     torch.testing.assert_close(found[1], found[0])
 
 
+def _hooked_gradients(x, loss, leaf):
+    seen = []
+    x.register_hook(lambda gradient: seen.append(gradient) or 3 * gradient)
+    loss.backward()
+    return [*seen, leaf.grad]
+
+
+SCALINGS = {
+    "doubled": lambda x: x * 2,
+    "third": lambda x: x / 3,
+    "negative": lambda x: -x,
+    "factors": lambda x: x * torch.arange(1.0, 5).double(),
+}
+
+
+@pytest.mark.parametrize("request_gradient", [_grad, _retained_grad, _hooked_gradients])
+@pytest.mark.parametrize("is_dense_first", [False, True])
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+def test_the_gradient_of_a_scaled_multi_hot_includes_dense_uses(
+    scaling, is_dense_first, request_gradient
+):
+    ids, weight, found = torch.tensor([[2, 0], [1, 1], [3, 0]]), torch.ones(4, 2).double(), []
+    for encode in F.one_hot, one_hot:
+        leaf = encode(ids, 4).double().sum(1).requires_grad_()
+        x = scaling(leaf)
+        uses = [lambda x: x.exp().sum(), lambda x: (x @ weight).square().sum()]
+        first, second = uses if is_dense_first else uses[::-1]
+        loss = first(x) + second(x)
+        assert encode is F.one_hot or not x.is_modified
+        found.append(request_gradient(x, loss, leaf))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
 # --- The gradient of a view -----------------------------------------------------------------------
 
 VIEWS = {

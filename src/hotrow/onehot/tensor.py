@@ -242,8 +242,7 @@ class OneHot(RuleTensor):
             is_view_of_dense = self._parent is not None and (
                 includes_later_uses or self._dense is not None
             )
-            is_trained = any(tensor.requires_grad for tensor in flatten(self._parts)[0])
-            if proxy is None or is_trained or is_view_of_dense:
+            if proxy is None or self._has_trained_tensors or is_view_of_dense:
                 raise RuntimeError(
                     "the gradient of this one-hot is unknown, because hotrow has computed an "
                     "operation from its ids and weights; call x.retain_grad() on the one-hot x, or "
@@ -330,6 +329,10 @@ class OneHot(RuleTensor):
     def _has_trained_parts(self) -> bool:
         if self._grad_proxy is not None and self._grad_proxy.requires_grad:
             return True
+        return self._has_trained_tensors
+
+    @property
+    def _has_trained_tensors(self) -> bool:
         return any(tensor.requires_grad for tensor in flatten(self._parts)[0])
 
     @property
@@ -590,7 +593,11 @@ class OneHot(RuleTensor):
             self._drop_old_graph()
         dense = None if self._dense_fn is None else self._dense_fn()
         if dense is not None:
-            return dense
+            if self._grad_proxy is None or self._has_trained_tensors or is_compiling():
+                return dense
+            # The rules and the dense tensor pass the gradient to the same tensor.
+            connected: Tensor = ConnectLeaf.apply(dense.detach(), self._grad_proxy, False)  # type: ignore[no-untyped-call]
+            return connected
         if not is_compiling() and (scattered := self._scatter_along_class_axis()) is not None:
             return scattered
         blocks = [part.to_dense(self.cached_dtype, self.fill) for part in self._parts]
