@@ -570,6 +570,10 @@ def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
     x.retain_grad(); (x @ W).sum().backward(); x.grad
     y = x * 2; y.retain_grad(); (y @ W).sum().backward(); y.grad, x.grad
     y = x * 2; seen = []; y.register_hook(seen.append); (y @ W).sum().backward(); seen[0], x.grad
+    y = x[1:]; (y @ W).sum().backward(); (y @ W).sum().backward(); y.exp().sum().backward(); x.grad
+    y = x.clone(); (y @ W).sum().backward(); (y @ W).sum().backward(); x.grad
+    y = torch.cat([x, x], -1)[..., 5:]; [(y @ W).sum().backward() for _ in range(2)]; x.grad
+    y = x.transpose(0, 1).flatten(0, 1); [(y @ W).sum().backward() for _ in range(2)]; x.grad
     y = (x @ W).sum(); x.detach().zero_(); y.backward(); x.grad
     x.requires_grad_(False); (x @ W).requires_grad
     x.requires_grad_(requires_grad=False); (x @ W).requires_grad

@@ -107,13 +107,15 @@ class _TransformedProxy(torch.autograd.Function):
         *proxies: Tensor,
     ) -> Tensor:
         ctx.transform = transform
+        ctx.has_factors = bool(factors)
         ctx.save_for_backward(*factors)
         ctx.input_metadata = [(proxy.shape, proxy.dtype, proxy.device) for proxy in proxies]
         return expanded_zeros(sizes, dtype, proxies[0].device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        ctx.saved_tensors  # noqa: B018 raises torch's error if a factor was modified
+        if ctx.has_factors:  # otherwise, torch allows a second backward pass
+            ctx.saved_tensors  # noqa: B018 raises torch's error if a factor was modified
         inputs = [expanded_zeros(*metadata).requires_grad_() for metadata in ctx.input_metadata]
         with torch.enable_grad():
             output = ctx.transform(*inputs)
