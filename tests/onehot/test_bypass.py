@@ -687,6 +687,8 @@ def test_the_gradient_of_a_view_that_was_used_in_two_ways_is_refused():
     torch.autograd.grad(loss, view, retain_graph=True)
     with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
         view.register_hook(lambda gradient: 3 * gradient)
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        loss.backward(inputs=[view])
     loss = loss + view.tanh().sum()
     with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
         torch.autograd.grad(loss, view)

@@ -574,6 +574,14 @@ def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
     y = x.clone(); (y @ W).sum().backward(); (y @ W).sum().backward(); x.grad
     y = torch.cat([x, x], -1)[..., 5:]; [(y @ W).sum().backward() for _ in range(2)]; x.grad
     y = x.transpose(0, 1).flatten(0, 1); [(y @ W).sum().backward() for _ in range(2)]; x.grad
+    y = x[1:]; y.retain_grad(); y.register_hook(torch.abs); (y @ W).sum().backward(); y.grad, x.grad
+    y = x[1:]; (y @ W).sum().backward(inputs=[y]); y.grad, x.grad
+    y = x[1:]; y.exp().sum().backward(inputs=y); (y @ W).sum().backward(); y.grad, x.grad
+    y = x * 2; s = (y @ W).sum(); s.backward(None, True, inputs=[y]); s.backward(); y.grad, x.grad
+    y = torch.cat([x, x], -1); y[..., 5:].matmul(W).sum().backward(inputs=[y]); y.grad, x.grad
+    y = x * 2; s = (y @ W).sum(); y.retain_grad(); s.backward(); y.detach_(); y.grad
+    y = x * 2; s = (y @ W).sum(); y.retain_grad(); y.unsqueeze_(0); (y @ W).sum().backward(); y.grad
+    y = x * 2; s = (y @ W).sum(); y.retain_grad(); s.backward(); y.grad = None; y.grad, x.grad
     y = (x @ W).sum(); x.detach().zero_(); y.backward(); x.grad
     x.requires_grad_(False); (x @ W).requires_grad
     x.requires_grad_(requires_grad=False); (x @ W).requires_grad
@@ -589,6 +597,20 @@ def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
 def test_autograd_calls_match_the_dense_one_hot(run):
     dense, ours = twins(requires_grad=True)
     assert_values(run(ours), run(dense))
+
+
+def test_a_detached_one_hot_keeps_its_retained_gradient():
+    found = []
+    for x in twins(requires_grad=True):
+        y = x * 2
+        loss = (y @ TABLE).sum()
+        y.retain_grad()
+        loss.backward()
+        y.detach_()
+        first = y.grad.clone()
+        y.requires_grad_().sum().backward()
+        found.append((first, y.grad))
+    assert_values(found[1], found[0])
 
 
 def test_requires_grad_by_keyword_makes_a_leaf():

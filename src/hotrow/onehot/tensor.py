@@ -67,8 +67,7 @@ class OneHot(RuleTensor):
             as x - p; otherwise None. Adding p to this tensor gives x.
         was_read: whether an operation may have used the parts instead of this tensor, so that
             autograd passes the operation's gradient to the parts, but not to this tensor.
-        retains_source_grad: whether `source_grad` is this tensor's `grad`.
-        source_grad: the gradient of `gradient_source` so far.
+        grad_holder: the proxy whose `grad` is that of this tensor, or None.
         parameter: the parameter that a module stores in place of this tensor, or None.
 
     Args:
@@ -99,8 +98,7 @@ class OneHot(RuleTensor):
     fill: float
     difference: tuple[OneHot, Tensor, int] | None
     was_read: bool
-    retains_source_grad: bool
-    source_grad: Tensor | None
+    grad_holder: Tensor | None
     parameter: nn.Parameter | None
     _axis_layout: Layout | None
     _plain_layout: Layout | None  # caches `axis_layout` if `_axis_layout` is None
@@ -141,7 +139,7 @@ class OneHot(RuleTensor):
         has_fill = fill != 0 and any(isinstance(part, Field) for part in parts)
         self.fill, self._axis_layout, self._plain_layout = fill if has_fill else 0, layout, None
         self.difference, self.was_read = None, False
-        self.retains_source_grad, self.source_grad, self.parameter = False, None, None
+        self.grad_holder = self.parameter = None
         self._dense, self._dense_version, self._graph = None, 0, None
         self._level = 0 if is_compiling() else transform_level()
         if self._has_trained_parts:
@@ -514,6 +512,9 @@ class OneHot(RuleTensor):
             self._dense = dense.detach()
             if dense.is_leaf or dense.retains_grad:
                 self._dense.grad = dense.grad
+        if self.grad_holder is not None:
+            gradient, self.grad_holder = self.grad_holder.grad, None
+            self.grad = gradient
 
     @property
     def is_unused(self) -> bool:

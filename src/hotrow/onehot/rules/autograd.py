@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
 from typing import Any
 
 import torch
@@ -24,10 +22,19 @@ def _(func: Any, *args: Any, **kwargs: Any) -> Any:
         (bound.args, bound.kwargs), OneHot, lambda x: x if x.is_grad_leaf else x.materialize()
     )
     if inputs is not None:
+        is_retained = func is not torch.autograd.grad  # `backward` calls `retain_grad`
         named["inputs"] = map_instances(
-            inputs, OneHot, lambda x: x if x.has_own_grad else x.gradient_source()
+            inputs, OneHot, lambda x: x if x.has_own_grad else _gradient_source(x, is_retained)
         )
     return run_backward(func, outputs, named, OneHot)
+
+
+def _gradient_source(x: OneHot, is_retained: bool) -> Tensor:
+    """Return `x.gradient_source()`; if the caller makes it retain its `grad`, x has this `grad`."""
+    source = x.gradient_source(includes_later_uses=is_retained)
+    if is_retained and source is x._grad_proxy:
+        x.grad_holder = source
+    return source
 
 
 @rule(Tensor.requires_grad.__get__, any_layout=True)  # type: ignore[attr-defined]
@@ -103,20 +110,9 @@ def _(func: Any, x: OneHot, *args: Any) -> Any:
     if source is not x._grad_proxy:  # the dense tensor has replaced the parts
         record_fallback(func, [x])
         x.connect()
-        return func(source, *args)
-    if func is Tensor.register_hook:
-        return source.register_hook(*args)  # type: ignore[no-untyped-call]
-    if not x.retains_source_grad:
-        x.retains_source_grad = True
-        source.register_hook(functools.partial(_retain, weakref.ref(x)))  # type: ignore[no-untyped-call]
-    return None
-
-
-def _retain(reference: weakref.ref[OneHot], gradient: Tensor) -> None:
-    """Add a gradient to `x.grad`, as torch does for tensors that retain it."""
-    x = reference()
-    if x is not None:
-        x.source_grad = gradient.clone() if x.source_grad is None else x.source_grad + gradient
+    elif func is Tensor.retain_grad:
+        x.grad_holder = source
+    return func(source, *args)
 
 
 _GRAD: Any = Tensor.grad
@@ -125,11 +121,8 @@ _GRAD: Any = Tensor.grad
 @rule(_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__, any_layout=True)
 def _(func: Any, x: Any, *value: Any) -> Any:
     if isinstance(x, OneHot):
-        if x.retains_source_grad:
-            gradient = x.source_grad
-            if func != _GRAD.__get__:  # each access creates another function
-                x.source_grad = value[0] if value else None
-            return gradient
+        if x.grad_holder is not None:
+            return func(x.grad_holder, *value)
         if x.is_modified and not x.has_own_grad:
             dense = x.materialize(for_view=True)
             is_used_leaf = dense.is_leaf and (dense.requires_grad or dense.grad is not None)
