@@ -946,6 +946,30 @@ def test_a_sliced_one_hot_is_looked_up(never_materialized):
     assert torch.equal(w.grad, torch.tensor([0.0, 2, 0, 1, 1])[:, None].expand(5, 2))
 
 
+EMPTY = {
+    "last": lambda x, c: torch.cat([x, c[:, :0]], -1),
+    "first": lambda x, c: torch.cat([c[:, 5:], x], -1),
+    "weighted": lambda x, c: torch.cat([x * c, c[:, :0]], -1),
+    "dense first": lambda x, c: torch.cat([c[:, :0], torch.ones(4, 1), x], -1),
+    "slice of a one-hot": lambda x, c: torch.cat([(x * c)[:, 5:], x], -1),
+    "slice of a leaf": lambda x, c: torch.cat([x.mul(2).requires_grad_()[:, :0], x, c[:, :0]], -1),
+}
+
+
+@pytest.mark.parametrize("concatenate", EMPTY.values(), ids=EMPTY)
+def test_a_concatenated_tensor_without_columns_gets_a_gradient(concatenate):
+    found = []
+    for encode in F.one_hot, one_hot:
+        c = torch.arange(20.0).view(4, 5).requires_grad_()
+        x = concatenate(encode(torch.tensor([3, 1, 1, 4]), 5).float(), c)
+        w = torch.arange(2.0 * x.shape[-1]).view(-1, 2).requires_grad_()
+        out = x @ w
+        assert encode is F.one_hot or (type(x) is OneHot and not x.is_modified)
+        out.sum().backward()
+        found.append((out, c.grad, w.grad))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_out_gets_the_result_of_a_lookup(grad, never_materialized):
     table, ids = torch.randn(5, 4), torch.tensor([2, 0, 2])

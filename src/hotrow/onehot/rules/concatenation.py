@@ -12,6 +12,7 @@ from hotrow.onehot.parts import DenseColumns, Field, Part, all_weights, merge_fi
 from hotrow.onehot.registry import rule
 from hotrow.onehot.results import meta_tensor, sizes_of
 from hotrow.onehot.rules.dtypes import cast, casts_exactly
+from hotrow.onehot.rules.indexing import keep_in_graph
 from hotrow.onehot.tensor import OneHot
 
 
@@ -34,9 +35,13 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         for t in tensors:
             if isinstance(t, OneHot):
                 parts += cast(t, out.dtype, None, True).parts
-            elif t.shape[-1]:
+            else:
                 parts.append(DenseColumns(t.to(out.dtype, copy=True)))
-        return _concatenated(merge_fields(parts), out, tensors, axis)
+        # Products skip parts without columns, and their gradient is zeros.
+        empty = [part for part in parts if not part.width]
+        wide = merge_fields(part for part in parts if part.width) or parts[:1]
+        kept = keep_in_graph(wide, empty, out.dtype)
+        return NotImplemented if kept is None else _concatenated(kept, out, tensors, axis)
     if len(one_hots) < len(tensors):
         return NotImplemented
     same_dtype_one_hots = [

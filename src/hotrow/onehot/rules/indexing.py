@@ -129,25 +129,26 @@ def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
         else:
             others.append(part)
         offset += part.width
-    omitted = [tensor for tensor in flatten(tuple(others))[0] if tensor.requires_grad]
-    if not chosen or (omitted and is_compiling()):
+    kept = keep_in_graph(chosen, others, x.cached_dtype) if chosen else None
+    if kept is None:
         return None
-    if omitted and torch.is_grad_enabled() and not is_transforming():
-        first = _kept_in_graph(chosen[0], omitted, x)
-        if first is None:
-            return None
-        chosen[0] = first
-    return derive_view(x, chosen, out, transform, transform)
+    return derive_view(x, kept, out, transform, transform)
 
 
-def _kept_in_graph(part: Part, omitted: list[Tensor], x: OneHot) -> Part | None:
-    """Return an equal part that passes zeros on to the omitted tensors, as torch's slices do."""
-    if isinstance(part, Field):
-        weights = KeepInGraph.apply(part.weights_or_ones(x.cached_dtype), *omitted)  # type: ignore[no-untyped-call]
-        return Field(part.ids, weights, part.width)
-    if not part.is_stored:
+def keep_in_graph(
+    parts: list[Part], omitted: Iterable[Part], dtype: torch.dtype
+) -> list[Part] | None:
+    """Return equal parts that pass zeros on to the omitted parts, as in torch, or None."""
+    tensors = [tensor for tensor in flatten(tuple(omitted))[0] if tensor.requires_grad]
+    if not tensors or not torch.is_grad_enabled() or is_transforming():
+        return parts
+    first, *others = parts
+    if is_compiling() or (isinstance(first, DenseColumns) and not first.is_stored):
         return None
-    return part.map(lambda t: KeepInGraph.apply(t, *omitted))  # type: ignore[no-untyped-call]
+    if isinstance(first, Field):
+        weights = KeepInGraph.apply(first.weights_or_ones(dtype), *tensors)  # type: ignore[no-untyped-call]
+        return [Field(first.ids, weights, first.width), *others]
+    return [first.map(lambda t: KeepInGraph.apply(t, *tensors)), *others]  # type: ignore[no-untyped-call]
 
 
 def _column(x: OneHot, index: int, out: Tensor) -> Any:
