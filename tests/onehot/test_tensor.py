@@ -586,6 +586,11 @@ def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
     x.requires_grad_(False); (x @ W).requires_grad
     x.requires_grad_(requires_grad=False); (x @ W).requires_grad
     x.requires_grad_(requires_grad=True); (x @ W).sum().backward(); x.requires_grad, x.grad
+    y = x[1:]; x.requires_grad_(False); x.requires_grad_(); (y.exp() @ W).sum().backward(); x.grad
+    y = x[1:]; x.requires_grad_(False); x.requires_grad_(); (y @ W).sum().backward(); x.grad
+    y = x[1:]; x.requires_grad_(False); (y @ W).sum().backward(); x.requires_grad_(); x.grad
+    y = x[1:]; x.requires_grad_(False); x.requires_grad_(); ((x * 2) @ W).sum().backward(); x.grad
+    y = x[1:]; x.data[0] = 2; x.requires_grad_(False).requires_grad_(); y.sum().backward(); x.grad
     x.is_leaf, x.requires_grad, x.detach().requires_grad, x.data.requires_grad
     (x * 2).is_leaf, (x * 2).requires_grad, (x * 2).grad_fn is None
     x.long().requires_grad, x.argmax(-1).requires_grad, (x.long().float() @ W).requires_grad

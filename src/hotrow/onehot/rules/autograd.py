@@ -73,7 +73,8 @@ def _own_attribute(func: Any, x: OneHot) -> Any:
 def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     if x.needs_grad and not (x.is_modified or x.is_grad_leaf):
         return NotImplemented
-    is_dense = x.has_views if requires_grad else x.is_modified
+    has_old_views = any(view.is_grad_leaf or not view.needs_grad for view in x.live_views)
+    is_dense = has_old_views if requires_grad else x.is_modified
     if not x.is_grad_leaf and (is_dense or (x.is_modified and x.materialize().requires_grad)):
         x.materialize_views()  # the old views don't require grad
         dense, gradient = x.materialize(permanent=True), x.grad
