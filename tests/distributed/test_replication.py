@@ -1,6 +1,8 @@
 """Replicated tables stay bitwise equal on all ranks, and match training in one process."""
 
+import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -171,6 +173,69 @@ def test_replicas_start_with_the_values_of_the_first_rank():
     assert not torch.equal(results[0][0], results[1][0])
     for _, found in results:
         assert_same_bits(found, results[0][0])
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def with_new_weight(model):
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    return model
+
+
+def with_new_layer(model):
+    layer = nn.Embedding(6, 2)
+    layer.load_state_dict(model[0].state_dict())
+    model[0] = layer
+    return model
+
+
+def train_after_a_replacement(count, replace):
+    """Train a model whose replicated table was replaced with a dense parameter."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(6, 2), nn.Linear(2, 1))
+    if replace is not None:
+        model = replicate(hotrow.convert(model, min_entries=0), mesh_of_all(count))
+        assert isinstance(model[0].weight, Table)
+        model = replace(model)
+    assert not isinstance(model[0].weight, Table)
+    trained = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for t in range(2):
+        optimizer.zero_grad()
+        trained(torch.tensor([dist.get_rank(), 2 + t])).sum().backward()
+        optimizer.step()
+    model.load_state_dict(model.state_dict(), assign=True)
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("replace", [pickled, with_new_weight, with_new_layer])
+def test_ddp_trains_the_dense_parameter_that_replaces_a_table(replace):
+    expected = rank_processes(2).run(train_after_a_replacement, 2, None)
+    assert_all_the_same(expected + rank_processes(2).run(train_after_a_replacement, 2, replace))
+
+
+def ignored_names(count):
+    """Return the names that DistributedDataParallel ignores, of the model and of copies."""
+    model = hotrow.convert(nn.Sequential(nn.Embedding(6, 2), nn.Linear(2, 1)), min_entries=0)
+    model._ddp_params_and_buffers_to_ignore = ["1.bias"]
+    mesh = init_device_mesh("cpu", (1, count), mesh_dim_names=("shards", "replicas"))
+    replicate(shard(model, mesh["shards"]), mesh["replicas"])
+    copied = copy.deepcopy(model)
+    del model[0].weight.shards  # because a sharded table can't be pickled
+    names = [
+        DistributedDataParallel(each).parameters_to_ignore
+        for each in (model, copied, pickled(model))
+    ]
+    del copied[0]
+    return [*map(sorted, names), list(copied._ddp_params_and_buffers_to_ignore)]
+
+
+def test_ddp_goes_on_ignoring_tables_in_copies_and_the_names_of_other_code():
+    both = ["0.weight", "1.bias"]
+    for names in rank_processes(2).run(ignored_names, 2):
+        assert names == [both, both, ["1.bias"], ["1.bias"]]
 
 
 def bad_id(count):

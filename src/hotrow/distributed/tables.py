@@ -6,7 +6,8 @@ DistributedDataParallel ignore the tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -149,17 +150,59 @@ def _first_difference(first: list[str], other: list[str]) -> tuple[str, str]:
     return next((a, b) for a, b in zip([*first, *end], [*other, *end], strict=False) if a != b)
 
 
-def exclude_tables_from_ddp(model: nn.Module) -> None:
-    """Make DistributedDataParallel ignore the tables when it later wraps the model."""
-    names = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+class _IgnoredNames(list[str]):
+    """The names that DistributedDataParallel ignores: those of other code, and those of the tables.
+
+    The list stores only the names of other code. Iteration adds the names of the distributed tables
+    that the model has at that time, because other code may replace a table with a dense parameter
+    of the same name. A pickled model has no tables, so it has only the names of other code.
+    """
+
+    def __init__(self, model: nn.Module, others: Iterable[str]) -> None:
+        super().__init__(others)
+        self._model = weakref.ref(model)  # the model refers to this list
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.others()
+        model = self._model()
+        if model is not None:
+            yield from _distributed_table_names(model)
+
+    def __contains__(self, name: object) -> bool:
+        return any(each == name for each in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def others(self) -> list[str]:
+        """Return the names of other code."""
+        return list(super().__iter__())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self.others(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[str]:
+        model = memo.get(id(self._model()))
+        return self.others() if model is None else _IgnoredNames(model, self.others())
+
+
+def _distributed_table_names(model: nn.Module) -> Iterator[str]:
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(parameter, Table) and parameter.spans_processes:
                 # torch checks the names of a model's own parameters with and without a leading dot.
-                names |= {f"{path}.{name}", f"{path}.{name}".lstrip(".")}
+                yield from {f"{path}.{name}", f"{path}.{name}".lstrip(".")}
+
+
+def exclude_tables_from_ddp(model: nn.Module) -> None:
+    """Make DistributedDataParallel ignore the tables when it later wraps the model."""
+    names = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    others = names.others() if isinstance(names, _IgnoredNames) else names
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
-        model, sorted(names)
+        model, {*others, *_distributed_table_names(model)}
     )
+    ignored: Any = _IgnoredNames(model, others)
+    model._ddp_params_and_buffers_to_ignore = ignored
 
 
 def table_in_files(path: str) -> HotrowError:
@@ -178,7 +221,10 @@ def refuse_assignment(
     *others: Any,
 ) -> None:
     """Raise an error if `load_state_dict` is about to replace the table."""
-    if f"{prefix}weight" in state_dict and local_metadata.get("assign_to_params_buffers"):
+    weight = module.weight
+    is_distributed = isinstance(weight, Table) and weight.spans_processes  # else it was replaced
+    is_assigned = local_metadata.get("assign_to_params_buffers")
+    if is_distributed and is_assigned and f"{prefix}weight" in state_dict:
         raise HotrowError(
             f"load_state_dict(assign=True) would replace the table {prefix}weight, which is "
             "sharded or replicated, with a plain parameter",
