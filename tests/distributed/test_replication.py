@@ -392,3 +392,50 @@ def test_replicas_that_change_differently_raise_on_every_rank():
     for text in rank_processes(2).run(grow_differently, 2):
         assert "the ranks run different operations" in text
         assert "rank 1: change the row count from 10 to 12" in text
+
+
+def reconnect_after_a_resize(rank_count, name, how):
+    """Add random rows that differ between the ranks, reconnect the optimizer, and train."""
+    torch.manual_seed(0)
+    model = hotrow.convert(nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1)), min_entries=0)
+    replicate(model, mesh_of_all(rank_count))
+    optimizer = getattr(hotrow.optim, name)(model.parameters(), lr=0.1)
+    table, ids = model[0].weight, torch.tensor([dist.get_rank(), 3])
+
+    def step():
+        optimizer.zero_grad()
+        model[0](ids).sum().backward()
+        optimizer.step()
+
+    step()
+    torch.manual_seed(1 + dist.get_rank())
+    larger = torch.cat([table.detach(), torch.randn(3, 2)])
+    if how == "in place":
+        table.data = larger
+    else:
+        model[0] = nn.Embedding.from_pretrained(larger, freeze=False)
+    error = None
+    if how == "on one rank":
+        model[0] = nn.Embedding(8, 2) if dist.get_rank() else model[0]
+        error = error_text(vocabulary.reconnect, model, optimizer)
+    else:
+        vocabulary.reconnect(model, optimizer)
+        assert model[0].weight is table
+        ids = torch.tensor([5 + dist.get_rank(), 7])
+        step()
+    return error, {"weight": table.detach()}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("SGD", "a new layer"), ("Adam", "a new layer"), ("Adam", "in place")]
+)
+def test_reconnected_replicas_get_the_rows_of_the_first_rank(name, how):
+    results = rank_processes(2).run(reconnect_after_a_resize, 2, name, how)
+    assert_all_the_same([values for _, values in results])
+    assert results[0][1]["weight"].shape == (8, 2)
+
+
+def test_a_failed_reconnect_raises_on_every_rank():
+    for error, values in rank_processes(2).run(reconnect_after_a_resize, 2, "Adam", "on one rank"):
+        assert "no new parameter begins with its rows" in error
+        assert values["weight"].shape == (5, 2)

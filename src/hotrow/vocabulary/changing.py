@@ -97,7 +97,7 @@ def _check_change(
         failure = error
     try:
         operation = _describe(change) + keys + _describe_state(weight, optimizer)
-        new_rows = _agree_on_rows(weight, operation, added, failure)
+        new_rows = agree_on_rows(weight, operation, added, failure)
     finally:
         failure = None  # drop the error, whose traceback refers to the weight
     shards = weight.shards if isinstance(weight, Table) else None
@@ -120,7 +120,7 @@ def _check_change(
     return prepare
 
 
-def _agree_on_rows(
+def agree_on_rows(
     weight: nn.Parameter, operation: str, rows: Tensor | None, failure: HotrowError | None
 ) -> Tensor:
     """Return the added rows of the first rank; raise any rank's error on every rank."""
@@ -145,7 +145,7 @@ def agree_on_keys(weight: nn.Parameter, keys: str) -> None:
     """Raise an error on every rank unless the description of the keys is the same on all ranks."""
     with torch._C.DisableTorchFunctionSubclass():
         no_rows = weight.new_empty(0)
-    _agree_on_rows(weight, f"keep all rows{keys}", no_rows, None)
+    agree_on_rows(weight, f"keep all rows{keys}", no_rows, None)
 
 
 def _check_shards(weight: nn.Parameter) -> None:

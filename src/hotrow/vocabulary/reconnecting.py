@@ -13,7 +13,7 @@ from hotrow.optim.lag import ExclusiveAccess
 from hotrow.table.autograd import replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import leave_inference_mode, prepare_parameters
+from hotrow.vocabulary.changing import agree_on_rows, leave_inference_mode, prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
 from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 
@@ -29,6 +29,9 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     If the model has new parameter objects, the old parameters get the new values and are put back
     into the model, so that the optimizer and its schedulers still refer to them.
 
+    If the model has replicated tables, call this function on every rank. Their new rows get the
+    first rank's values.
+
     Args:
         model: the model after the change.
         optimizer: the optimizer that trained the model before the change, or a wrapper around it.
@@ -38,7 +41,8 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
     Raises:
         HotrowError: before anything changes, if a parameter of the optimizer is no longer in
-            the model, and no new parameter begins with the same rows.
+            the model, and no new parameter begins with the same rows. With replicated tables, every
+            rank raises the error.
 
     Cost: compares and copies the parameters that have changed, and their state.
 
@@ -55,29 +59,20 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     if inner is None:
         raise HotrowError("optimizer is None", fix="pass the optimizer of the model")
     trained = [each for group in inner.param_groups for each in group["params"]]
-    trained_ids = set(map(id, trained))
+    matches: list[tuple[nn.Parameter, nn.Parameter]] = []
+    failure = None
+    try:
+        matches = _match_new_parameters(model, trained)
+        _check_support([*trained, *(new for _, new in matches)])
+    except HotrowError as error:
+        failure = error
+    try:
+        _agree_on_added_rows(inner, trained, matches, failure)
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # drop the error, whose traceback refers to the parameters
     names = {id(each): name for name, each in model.named_parameters()}
-    newcomers = [each for each in model.parameters() if id(each) not in trained_ids]
-    matches = []
-    for old in trained:
-        if id(old) not in names:
-            new = next((each for each in newcomers if _continues(old, each)), None)
-            if new is None:
-                raise HotrowError(
-                    f"the optimizer trains a {tuple(old.shape)} parameter that is no longer in the "
-                    "model, and no new parameter begins with its rows",
-                    fix="call reconnect right after the model is resized, or create a new "
-                    "optimizer",
-                )
-            newcomers = [each for each in newcomers if each is not new]
-            matches.append((old, new))
-    for parameter in [*trained, *(new for _, new in matches)]:
-        check_in_memory(parameter, "reconnect")
-        if isinstance(parameter, Table) and parameter.shards is not None:
-            raise HotrowError(
-                f"reconnect does not support the sharded {tuple(parameter.shape)} table",
-                fix="resize it with hotrow.vocabulary.resize",
-            )
     # A signal or another thread must never see a part of the change.
     with leave_inference_mode(), ExclusiveAccess():
         complete: list[tuple[str, Callable[[], None]]] = []
@@ -95,11 +90,73 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
         return [name for name, _ in complete]
 
 
+def _match_new_parameters(
+    model: nn.Module, trained: list[nn.Parameter]
+) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Pair the trained parameters that are no longer in the model with those that replace them."""
+    trained_ids, model_ids = (set(map(id, each)) for each in (trained, model.parameters()))
+    newcomers = [each for each in model.parameters() if id(each) not in trained_ids]
+    matches = []
+    for old in trained:
+        if id(old) not in model_ids:
+            new = next((each for each in newcomers if _continues(old, each)), None)
+            if new is None:
+                raise HotrowError(
+                    f"the optimizer trains a {tuple(old.shape)} parameter that is no longer in the "
+                    "model, and no new parameter begins with its rows",
+                    fix="call reconnect right after the model is resized, or create a new "
+                    "optimizer",
+                )
+            newcomers = [each for each in newcomers if each is not new]
+            matches.append((old, new))
+    return matches
+
+
+def _check_support(parameters: list[nn.Parameter]) -> None:
+    """Raise an error if one of the parameters is on disk or sharded."""
+    for parameter in parameters:
+        check_in_memory(parameter, "reconnect")
+        if isinstance(parameter, Table) and parameter.shards is not None:
+            raise HotrowError(
+                f"reconnect does not support the sharded {tuple(parameter.shape)} table",
+                fix="resize it with hotrow.vocabulary.resize",
+            )
+
+
+def _agree_on_added_rows(
+    optimizer: torch.optim.Optimizer,
+    trained: list[nn.Parameter],
+    matches: list[tuple[nn.Parameter, nn.Parameter]],
+    failure: HotrowError | None,
+) -> None:
+    """Copy the first rank's added rows to all replicas; raise any rank's error on every rank."""
+    replacements = {id(old): new for old, new in matches}
+    agreed = []
+    for old in trained:
+        if isinstance(old, Table) and old.spans_processes:
+            new = replacements.get(id(old), old)
+            count = _state_row_count(optimizer, old) if new is old else len(old)
+            operation = f"reconnect the optimizer after a change from {count} to {len(new)} rows"
+            with torch._C.DisableTorchFunctionSubclass():
+                added = new.data[count:]
+            rows = added.to(old.device, copy=True)
+            agreed.append((added, agree_on_rows(old, operation, rows, failure)))
+    for added, rows in agreed:
+        added.copy_(rows)
+
+
 def _continues(old: Tensor, new: Tensor) -> bool:
     """Return whether `new` has the same first rows as `old`."""
     same = old.dtype == new.dtype and old.ndim == new.ndim > 0
     count = min(len(old), len(new)) if same else 0
     return same and torch.equal(old.detach()[:count].to(new.device), new.detach()[:count])
+
+
+def _state_row_count(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
+    """Return the number of rows of a parameter's state, or of the parameter if it has no state."""
+    lengths = {len(value) for value in row_tensors(optimizer, parameter).values()}
+    (count,) = lengths or {len(parameter) if parameter.ndim else 0}
+    return count
 
 
 def _prepare_resized_state(
@@ -109,10 +166,9 @@ def _prepare_resized_state(
 
     Returns None if the number of rows has not changed.
     """
-    lengths = {len(value) for value in row_tensors(optimizer, parameter).values()}
-    if not lengths or lengths == {len(parameter)}:
+    old_count = _state_row_count(optimizer, parameter)
+    if not parameter.ndim or old_count == len(parameter):
         return None
-    (old_count,) = lengths
     shape = torch.Size((old_count, *parameter.shape[1:]))
     change = RowChange(old_count, len(parameter))
     store_state = prepare_state(optimizer, parameter, shape, change, columns=False)
