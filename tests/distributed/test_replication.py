@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import itertools
 import pickle
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
 from hotrow import vocabulary
-from hotrow.distributed import look_up, replicate, shard
+from hotrow.distributed import look_up, replicate, replication, shard
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.distributed_training import (
@@ -439,3 +441,97 @@ def test_a_failed_reconnect_raises_on_every_rank():
     for error, values in rank_processes(2).run(reconnect_after_a_resize, 2, "Adam", "on one rank"):
         assert "no new parameter begins with its rows" in error
         assert values["weight"].shape == (5, 2)
+
+
+def initialize(weight):
+    with torch.no_grad():
+        weight.normal_()
+
+
+def assign_data(weight):
+    weight.data = torch.randn(weight.shape)
+
+
+WRITES = {
+    "copy_": lambda weight: weight.detach().copy_(torch.randn(weight.shape)),
+    "load_state_dict": lambda weight: nn.ParameterList([weight]).load_state_dict(
+        {"0": torch.randn(weight.shape)}
+    ),
+    "init": initialize,
+    "init of data": lambda weight: weight.data.normal_(),
+    "data": assign_data,
+}
+
+
+def hash_rows(rank_count, name, when):
+    """Write to a replicated table, and count how often the replicas are hashed."""
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(rank_count))
+    optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+    words = vocabulary.Vocabulary(layer, optimizer, keys=range(7), key_type=int)
+    hashed, errors = [], []
+
+    def step(dense=False):
+        optimizer.zero_grad()
+        layer(torch.tensor([1 + dist.get_rank()])).sum().backward()
+        if dense:
+            layer.weight.grad = layer.weight.grad.as_dense()
+        optimizer.step()
+
+    hash_of = replication._hash_rows
+    with patch.object(replication, "_hash_rows", lambda t: hashed.append(t) or hash_of(t)):
+        step()
+        step(dense=True)
+        step()
+        words.admit([0, 7])
+        vocabulary.resize(copy.deepcopy(layer), 9)
+        step()
+        words.evict(7)
+        vocabulary.freeze(layer, [0])
+        layer.state_dict(), optimizer.state_dict()
+        step()
+        counts = [len(hashed)]
+        torch.manual_seed(dist.get_rank() if when == "differently" else 0)
+        if when != "on one rank" or dist.get_rank() == 1:
+            WRITES[name](layer.weight)
+        if when != "equally":
+            errors = [error_text(layer, torch.tensor([0])) for _ in range(2)]
+            layer.load_state_dict({"weight": torch.zeros(7, 3)})
+        for _ in range(3):
+            step()
+        counts.append(len(hashed))
+    assert isinstance(layer.weight, Table)
+    return counts, errors, {"weight": layer.weight.detach()}
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    grid(
+        itertools.product(WRITES, ["on one rank", "differently", "equally"]),
+        lambda name, when: when == "on one rank" or name == "init",
+    ),
+)
+def test_copies_are_compared_after_other_code_has_written_to_them(name, when):
+    results = rank_processes(2).run(hash_rows, 2, name, when)
+    assert_all_the_same([values for *_, values in results])
+    for counts, errors, _ in results:
+        assert counts == [0, 1 if when == "equally" else 3]
+        for error in errors:
+            assert "the copies of .weight on rank 0 and rank 1 differ" in error
+
+
+def compare_copies(rank_count, rows, columns, dtype):
+    """Write to one replica of a table with an unusual shape or dtype."""
+    layer = hotrow.convert(nn.Embedding(rows, columns, dtype=dtype), min_entries=0)
+    replicate(layer, mesh_of_all(rank_count))
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            layer.weight[-1:] += 1
+    ids = torch.zeros(1 if rows else 0, dtype=torch.long)
+    return error_text(layer, ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (2, 1), (3, 1 << 20)])
+def test_copies_of_any_size_are_compared(rows, columns, dtype):
+    for error in rank_processes(2).run(compare_copies, 2, rows, columns, dtype):
+        assert (error is None) == (rows * columns == 0)

@@ -1,9 +1,9 @@
 """Collectives that allow a different data size on each rank and raise errors on all ranks.
 
-An exchange starts with a header of two numbers for each rank: a code for the operation, and the
-number of rows that follow. A rank with an error sends the code `FAILED`. A rank that receives
-`FAILED` or the code of another operation raises an error. As a result, no rank waits for data
-that is never sent.
+An exchange starts with a header of two numbers for each rank: a code for the operation, and a
+count, usually the number of rows that follow. A rank with an error sends the code `FAILED`. A rank
+that receives `FAILED` or the code of another operation raises an error. As a result, no rank waits
+for data that is never sent.
 
 With W ranks, each rank sends a 16-byte header to each of the W - 1 other ranks.
 """
@@ -144,7 +144,7 @@ class Ranks:
         send_bytes = _byte_counts(tensors, send_counts)
         receive_bytes = _byte_counts(tensors, receive_counts)
         parts = [
-            torch.split(_as_bytes(tensor), sizes)
+            torch.split(as_bytes(tensor), sizes)
             for tensor, sizes in zip(tensors, send_bytes, strict=True)
         ]
         sent = _concatenate([part[rank] for rank in range(self.count) for part in parts])
@@ -168,7 +168,7 @@ class Ranks:
         Returns:
             For each tensor, the rows of all ranks, ordered by rank.
         """
-        local = _concatenate([_as_bytes(tensor) for tensor in tensors])
+        local = _concatenate([as_bytes(tensor) for tensor in tensors])
         byte_counts = _byte_counts(tensors, [counts] * len(tensors))
         rank_sizes = [list(sizes) for sizes in zip(*byte_counts, strict=True)]
         buffers = [
@@ -250,7 +250,7 @@ class AllToAll(torch.autograd.Function):
         )
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     """Return a tensor as bytes, which any backend can send."""
     flat = tensor.detach().reshape(-1)
     return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)

@@ -1,12 +1,14 @@
 """Replicated tables: each rank has all rows, and gathers the row gradients of all ranks.
 
-Before a lookup for training, the ranks check that they all look up ids in the same table. The
-backward pass exchanges the gradients of the touched rows. If one rank settles all its rows, the
-other ranks settle theirs before the next step.
+Before a lookup for training, the ranks check that they all look up ids in the same table. If other
+code has written to a copy, they also check that all copies are equal. The backward pass exchanges
+the gradients of the touched rows. If one rank settles all its rows, the other ranks settle theirs
+before the next step.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hotrow.distributed.ranks import Ranks
+from hotrow.distributed.ranks import Ranks, as_bytes
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
@@ -31,6 +33,8 @@ from hotrow.table.parameter import Table, needs_gradient
 
 _M = TypeVar("_M", bound=nn.Module)
 
+HASHED_VALUES = 1 << 20  # the number of values that are hashed at a time
+
 
 def replicate(model: _M, mesh: DeviceMesh) -> _M:
     """Keep a copy of each table on every rank of a mesh, and keep all copies bitwise equal.
@@ -44,7 +48,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     gradients of the rows that their batches touch, and add these gradients in rank order.
 
     All copies are bitwise equal after every step. If a read settles all rows on one rank, for
-    example for a checkpoint, the other ranks settle theirs before the next step.
+    example for a checkpoint, the other ranks settle theirs before the next step. If other code
+    writes to a copy, for example with `load_state_dict`, it must write the same values on every
+    rank. The next lookup for training compares the copies, and raises an error if they differ.
 
     Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
     without data passes an empty batch. If one rank has an invalid id, the lookup raises an error on
@@ -65,7 +71,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
     Cost: for each lookup, each rank sends two 16-byte headers, and the gradients and ids of the
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends 16 more bytes for
-    each table.
+    each table. After other code has written to a table, the next lookup for training hashes it.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -85,6 +91,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
         table.settle()
         dist.broadcast(table.raw_data, group=ranks.group, group_src=0)
         table.distribute(replicas=_Replicas(path, ranks))
+        table.equal_version = table._version
         for module in modules:
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
     exclude_tables_from_ddp(model)
@@ -130,10 +137,32 @@ class _Replicas:
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
     def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
-        """Raise an error on every rank unless all ranks look up ids in this table for training."""
+        """Raise an error on every rank unless all ranks look up ids in this table for training.
+
+        Also raise an error if other code has written different values to the copies.
+        """
         check_ddp_ignores(table, self.path)
         operation = f"look up ids in {self.path} for training"
-        self.ranks.exchange_counts(operation, [0] * self.ranks.count, failure)
+        was_written = int(not table.has_equal_replicas)
+        if any(self.ranks.exchange_counts(operation, [was_written] * self.ranks.count, failure)):
+            self._compare_copies(table)
+
+    def _compare_copies(self, table: Table) -> None:
+        """Raise an error on every rank unless all copies of the table are equal."""
+        table.settle()
+        operation = f"compare the copies of {self.path}"
+        first, *others = self.ranks.all_gather(operation, _hash_rows(table))
+        different = [rank for rank, other in enumerate(others, 1) if other != first]
+        if different:
+            error = HotrowError(
+                f"the copies of {self.path}.weight on rank 0 and rank {different[0]} differ, for "
+                "example because only one rank loaded a checkpoint, or each rank initialized the "
+                "weight with another seed",
+                fix="load the same values on every rank, or call replicate after that",
+            )
+            error.on_all_ranks = True
+            raise error
+        table.equal_version = table._version
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
         """Raise a lookup's error; if the lookup needs a gradient, raise it on every rank."""
@@ -160,3 +189,11 @@ class _Replicas:
             table.close_lag()
         elif any_settled:
             table.settle()
+
+
+def _hash_rows(table: Table) -> bytes:
+    """Return a hash of the stored values, computed in blocks, to limit the memory for copies."""
+    result, rows = hashlib.sha256(), table.raw_rows
+    for block in torch.split(rows, max(1, HASHED_VALUES // max(1, rows.shape[1]))):
+        result.update(as_bytes(block).cpu().numpy().data)
+    return result.digest()

@@ -238,10 +238,12 @@ class RowOptimizer(_Optimizer):
                 if (gradient := table.grad) is not None
             ]
         reasons = find_reasons(self.rule, gradients, self.param_groups)
-        dense, pending_steps = [], []
+        dense, pending_steps, equal = [], [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if table.replicas is not None:
                 table.replicas.settle_together(table)
+                if table.has_equal_replicas:
+                    equal.append(table)
             if isinstance(gradient, RowGradient) and reason is None:
                 self._check_options(group)
                 lag = self._prepare_lag(table, group)
@@ -265,6 +267,8 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.last_optimizer = weakref.ref(self)
+        for table in equal:
+            table.equal_version = table._version  # every rank has taken the same step
 
     def _dense_step(
         self,

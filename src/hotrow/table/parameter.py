@@ -62,6 +62,8 @@ class Table(nn.Parameter):
         was_sent: whether the table's GPU memory was sent to another process.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
+        equal_version: the version (`Tensor._version`) at which all replicas were known to be equal,
+            or None.
         frozen: (R,) int64 in ascending order, the frozen rows, or None.
         backing: the files that store the rows and the state, or None if both are in memory.
     """
@@ -75,6 +77,7 @@ class Table(nn.Parameter):
     has_warned = False  # whether `functional` has warned about DistributedDataParallel
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
+    equal_version: int | None = None
     backing: Backing | None = None
     frozen: Tensor | None = None
 
@@ -191,6 +194,11 @@ class Table(nn.Parameter):
         """Return whether any row may have missed a step that would have changed it."""
         return self.lag is not None and self.lag.has_stale_rows
 
+    @property
+    def has_equal_replicas(self) -> bool:
+        """Whether no code has written to this replica since all replicas were equal."""
+        return self.equal_version is not None and self.equal_version == self._version
+
     def to_global(self, value: Tensor) -> Tensor:
         """If this table is sharded, convert a `value` of the table's shape to a DTensor."""
         has_shape = self.shards is not None and value.shape == self.shape
@@ -257,6 +265,8 @@ class Table(nn.Parameter):
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
             table.settle()
+            if func in (_SET_DATA, _GET_DATA):
+                table.equal_version = None  # `table.data` has its own version
             if func == _SET_DATA:
                 if table.shards is not None:
                     table.shards.refuse_averaging()
