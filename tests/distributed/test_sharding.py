@@ -870,26 +870,26 @@ def test_ranks_with_different_optimizer_state_cannot_move_rows():
 
 
 def change_keys(method, count, operation, keys_of_ranks):
-    """Admit, evict or load keys, which may differ between the ranks."""
+    """Create a vocabulary, or admit, evict or load keys, which may differ between the ranks."""
     keys = keys_of_ranks[dist.get_rank()]
     rows = 1 if operation == "admit" else 1 + len(keys)
     layer = hotrow.convert(nn.Embedding(rows, 2))
+    make = functools.partial(vocabulary.Vocabulary, key_type=type(keys[0]), unknown="row")
+    words = make(layer, keys=keys) if operation == "evict" else None
     if method == "both":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
         replicate(shard(layer, mesh["shards"]), mesh["replicas"])
     else:
         {"shard": shard, "replicate": replicate}[method](layer, mesh_of_all(count))
-    key_type = type(keys[0])
-    make = functools.partial(vocabulary.Vocabulary, key_type=key_type, unknown="row")
     if operation == "admit":
         words = make(layer)
         error = error_text(words.admit, [*keys, keys[0]])
     elif operation == "evict":
-        words = make(layer, keys=keys)
         error = error_text(words.evict, 2)
+    elif operation == "create":
+        error = error_text(functools.partial(make, keys=keys), layer)
     else:
         state = make(nn.Embedding(rows, 2), keys=keys).state_dict()
-        words = None
         error = error_text(vocabulary.Vocabulary.load, state, layer)
     known = None if words is None else words.keys()
     return error, known, layer.num_embeddings
@@ -903,6 +903,8 @@ KEYS = [["a", "b"], ["c", "d"]], [["a", "b"], ["b", "a"]], [[1, 2], [1, 3]], [["
     ("operation", "keys_of_ranks"),
     [
         *(("admit", keys) for keys in KEYS),
+        ("create", KEYS[1]),
+        ("create", KEYS[2]),
         ("evict", KEYS[1]),
         ("evict", KEYS[2]),
         ("load", KEYS[0]),
@@ -928,13 +930,60 @@ def test_different_keys_on_a_two_dimensional_mesh_raise_on_every_rank():
         assert (known, rows) == ([], 1)
 
 
-@pytest.mark.parametrize("operation", ["admit", "evict", "load"])
+@pytest.mark.parametrize("operation", ["create", "admit", "evict", "load"])
 def test_the_same_keys_are_accepted(operation):
     arguments = change_keys, "shard", 2, operation, [["a", "b"]] * 2
     for error, known, rows in rank_processes(2).run(*arguments):
         assert error is None
         assert known in (["a", "b"], ["b"], None)
         assert rows == (2 if operation == "evict" else 3)
+
+
+def admit_to_earlier_vocabularies(method, count, batches_of_ranks, new_keys):
+    """Admit batches before the table is distributed, and the same new keys afterwards."""
+    layer = hotrow.convert(nn.Embedding(1, 2))
+    words = vocabulary.Vocabulary(layer, key_type=type(new_keys[0]), unknown="row")
+    for batch in batches_of_ranks[dist.get_rank()]:
+        words.admit(batch)
+    {"shard": shard, "replicate": replicate}[method](layer, mesh_of_all(count))
+    errors = [error_text(words.admit, new_keys[:1])]
+    hash_all = AssertionError("admit hashed all keys again")
+    with patch.object(type(words._keys), "to_list", side_effect=hash_all):
+        if errors == [None]:
+            errors.append(error_text(words.admit, new_keys[1:2]))
+    if dist.get_rank() == 1:
+        words = copy.copy(words)  # has no hash of all keys
+    errors += [error_text(words.evict, 3), error_text(words.admit, new_keys[2:])]
+    return errors, words.keys(), layer.num_embeddings
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize(
+    ("batches_of_ranks", "new_keys"),
+    [
+        ([[["a"], ["b", "c"]], [["a", "b"], ["c"]]], ["d", "e", "f"]),
+        ([[[1, 2], [3]], [[1, 2, 3]]], [4, 5, 6]),
+    ],
+)
+def test_the_same_keys_from_different_batches_are_accepted(method, batches_of_ranks, new_keys):
+    arguments = admit_to_earlier_vocabularies, method, 2, batches_of_ranks, new_keys
+    for errors, known, rows in rank_processes(2).run(*arguments):
+        assert errors == [None] * 4
+        assert (known, rows) == (new_keys, 4)
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize(
+    ("batches_of_ranks", "new_keys"),
+    [([[["a", "b"]], [["b", "a"]]], ["d", "e", "f"]), ([[[1, 2]], [[1, 3]]], [4, 5, 6])],
+)
+def test_different_earlier_keys_raise_on_every_rank(method, batches_of_ranks, new_keys):
+    arguments = admit_to_earlier_vocabularies, method, 2, batches_of_ranks, new_keys
+    results = rank_processes(2).run(*arguments)
+    for (errors, known, rows), batches in zip(results, batches_of_ranks, strict=True):
+        assert "the ranks run different operations" in errors[0]
+        assert "the ranks run different operations" in errors[-1]
+        assert (known, rows) == (batches[0], 3)
 
 
 def change_a_sharded_table_in_unsupported_ways(count):

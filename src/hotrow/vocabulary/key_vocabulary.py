@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.ids import check_count, digest
+from hotrow.ids import check_count
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
@@ -43,6 +44,11 @@ class Vocabulary:
     The saves of two tables on disk are not one transaction. After a crash between them, the tables
     may have rows for different keys; see "What hotrow promises about your data".
 
+    If a layer is sharded or replicated, every rank must have the same keys in the same order, so
+    sort the keys of a set. Create the vocabulary, and call `admit`, `evict` and `load`, on every
+    rank. If the keys differ, these calls raise an error on every rank; `admit` compares the keys
+    when it adds rows.
+
     Args:
         layer: an embedding layer with the rows for unknown keys, followed by a row for each known
             key; or a list of layers with the same rows, such as an item's vector and its bias. See
@@ -64,7 +70,8 @@ class Vocabulary:
 
     Raises:
         HotrowError: before anything changes, if an argument is invalid, a key is repeated, the
-            layer has the wrong number of rows, or a key has no row and `unknown` is "error".
+            layer has the wrong number of rows, a key has no row and `unknown` is "error", or the
+            ranks of a distributed table have different keys.
 
     Cost: with a million keys, a batch of 16,384 int64 keys takes 0.8 ms if a few keys are frequent,
     and 2 ms if all are equally frequent. With string keys, these times are 4 ms and 12 ms.
@@ -82,6 +89,9 @@ class Vocabulary:
     >>> layer
     Embedding(3, 4)
     """
+
+    # A SHA-256 object that has hashed all keys, or None if no change has needed the hash yet.
+    _key_hash: Any = None
 
     def __init__(
         self,
@@ -118,6 +128,10 @@ class Vocabulary:
         self._keys: KeyMap = (TextKeys if key_type is str else IntegerKeys)(first_row, values)
         self._counts = RowCounts(np.zeros((2, len(self)), np.int64))
         self._pending: Counter[Any] = Counter()
+        for each in self.layers:
+            weight = find_layers(each).weight
+            if _spans_processes(weight):
+                agree_on_keys(weight, _describe_keys(self._extend_hash(self._keys)))
 
     def __len__(self) -> int:
         """The number of rows, including the rows for unknown keys."""
@@ -176,7 +190,7 @@ class Vocabulary:
 
         Raises:
             HotrowError: a key has the wrong type, other code has changed the number of rows, the
-                ranks of a distributed table have different new keys, or the layers can't grow; see
+                ranks of a distributed table have different keys, or the layers can't grow; see
                 `resize`.
         """
         values = self._as_keys(keys)
@@ -230,7 +244,7 @@ class Vocabulary:
             if len(kept) < old_count:
                 keys = self._keys.selected(kept[self.unknown_rows :] - self.unknown_rows)
                 counts = self._counts.selected(kept)
-                with self._change_layers(len(kept), keys.to_list(), sources):
+                with self._change_layers(len(kept), keys, sources=sources):
                     pass
                 self._keys, self._counts = keys, counts
         return RowChange(old_count, len(kept), sources).new_ids(torch.arange(old_count))
@@ -331,7 +345,7 @@ class Vocabulary:
         )
         self._pending = Counter(dict(pending))
         self._check_tables_on_disk()
-        with self._change_layers(len(self), keys):
+        with self._change_layers(len(self), self._keys):
             pass
         return self
 
@@ -358,7 +372,7 @@ class Vocabulary:
             row_count = len(self) + len(new)
             counts = self._counts.grown(row_count)
             keys = self._as_keys(new)
-            with self._change_layers(row_count, keys):
+            with self._change_layers(row_count, self._keys, keys):
                 self._keys.append(keys)
             self._counts = counts
         for key in new:
@@ -366,27 +380,48 @@ class Vocabulary:
             self._pending.pop(key, None)
         dict.update(self._pending, pending)
 
+    @contextmanager
     def _change_layers(
-        self, row_count: int, keys: Any, sources: Tensor | None = None
-    ) -> AbstractContextManager[None]:
+        self, row_count: int, keys: KeyMap, new: Any = (), sources: Tensor | None = None
+    ) -> Iterator[None]:
         """Change the rows of all layers when the `with` block ends; see `change_rows`.
 
-        If the layers are distributed, all ranks must pass the same `keys`, in the same order.
+        If the layers are distributed, all ranks must have the same keys, in the same order.
+
+        Arguments:
+            row_count: the number of rows after the change.
+            keys: the keys after the change, except the new keys.
+            new: the new keys.
+            sources: see `RowChange`.
         """
         optimizer, model = unwrap(self.optimizer), nn.ModuleList(self.layers)
         found = [find_layers(layer, model) for layer in self.layers]
         for each in found:
             check_owner(optimizer, each.weight)
-        description, changes = "", []
-        if any(isinstance(each.weight, Table) and each.weight.spans_processes for each in found):
-            hashes = self._keys.hash(self._as_keys(keys))
-            description = f" for keys with hash {digest(torch.from_numpy(hashes))}"
+        key_hash, description, changes = None, "", []
+        if any(_spans_processes(each.weight) for each in found):
+            key_hash = self._extend_hash(keys, new)
+            description = _describe_keys(key_hash)
         for each in {id(each.weight): each for each in found}.values():
             if sources is not None or each.row_count != row_count:
                 changes.append((each, RowChange(each.row_count, row_count, sources)))
             else:
                 agree_on_keys(each.weight, description)
-        return change_rows(changes, optimizer, self._init, description)
+        with change_rows(changes, optimizer, self._init, description):
+            yield
+        self._key_hash = key_hash
+
+    def _extend_hash(self, keys: KeyMap, new: Any = ()) -> Any:
+        """Return a SHA-256 object that has hashed all keys, followed by new keys."""
+        if keys is self._keys and self._key_hash is not None:
+            result = self._key_hash.copy()
+        else:
+            result = hashlib.sha256(keys.hash(self._as_keys(keys.to_list())).tobytes())
+        result.update(keys.hash(self._as_keys(new)).tobytes())
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_key_hash": None}  # `hashlib` objects can't be copied or pickled
 
     def _check_row_counts(self) -> None:
         """Raise an error if other code has added or dropped rows."""
@@ -425,6 +460,14 @@ class Vocabulary:
         if self.unknown == "hash":
             hashes = self._keys.hash(self._keys.pick(keys, positions))
             rows[positions] = hashes % self.unknown_rows
+
+
+def _spans_processes(weight: nn.Parameter) -> bool:
+    return isinstance(weight, Table) and weight.spans_processes
+
+
+def _describe_keys(key_hash: Any) -> str:
+    return f" for keys with hash {key_hash.hexdigest()[:16]}"
 
 
 def _to_list(keys: Any) -> list[Any]:
