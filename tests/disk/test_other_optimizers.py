@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hotrow
-from hotrow import HotrowError, disk
+from hotrow import HotrowError, disk, vocabulary
 from hotrow.optim import updater
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
@@ -223,11 +223,42 @@ def test_a_state_tensor_that_the_options_no_longer_use_is_not_dropped_silently(t
         step(store.layer, optimizer, 0)
         optimizer.param_groups[0]["momentum"] = 0
         step(store.layer, optimizer, 1)
-        with pytest.raises(HotrowError, match=r"lack .* 'momentum_buffer'.* del optimizer.state"):
+        with pytest.raises(HotrowError, match=r"save .* 'momentum_buffer'.* del optimizer.state"):
             store.save()
         del optimizer.state[store.layer.weight]["momentum_buffer"]
         step(store.layer, optimizer, 2)
         store.save()
+
+
+def test_a_loaded_state_tensor_that_the_options_do_not_use_is_not_dropped_silently(tmp_path):
+    dense = torch.nn.Embedding(ROWS, COLUMNS)
+    before = torch.optim.SGD(dense.parameters(), lr=0.1, momentum=0.9)
+    dense(torch.tensor([1])).sum().backward()
+    before.step()
+    before.param_groups[0]["momentum"] = 0
+    with create(tmp_path / "t") as store:
+        optimizer = make("SGD", store.layer)
+        optimizer.load_state_dict(before.state_dict())
+        with pytest.raises(HotrowError, match=r"save .* 'momentum_buffer'"):
+            store.save()
+        with pytest.raises(HotrowError, match=r"change the rows .* 'momentum_buffer'"):
+            vocabulary.resize(store.layer, ROWS + 2, optimizer)
+        assert len(store.layer.weight) == ROWS
+
+
+def test_an_error_before_the_state_is_created_keeps_the_state_of_another_class(tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = make("Adam", store.layer)
+        for t in range(3):
+            step(store.layer, optimizer, t)
+        weight, state = store.layer.weight.detach().clone(), copies(optimizer)
+        del optimizer
+        other = make("Rprop", store.layer)
+        other.param_groups[0]["lr"] = 10**400
+        with pytest.raises(OverflowError):
+            step(store.layer, other, 3)
+        store.save()
+    assert_contains(tmp_path / "t", "Adam", weight, state)
 
 
 @pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])

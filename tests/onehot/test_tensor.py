@@ -591,6 +591,12 @@ def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
     y = x[1:]; x.requires_grad_(False); (y @ W).sum().backward(); x.requires_grad_(); x.grad
     y = x[1:]; x.requires_grad_(False); x.requires_grad_(); ((x * 2) @ W).sum().backward(); x.grad
     y = x[1:]; x.data[0] = 2; x.requires_grad_(False).requires_grad_(); y.sum().backward(); x.grad
+    y = x[1:]; x.requires_grad_(False); y.exp(); x.requires_grad_(); y.norm().backward(); x.grad
+    y = x[1:]; x.requires_grad_(False); s = y.exp().sum(); x.requires_grad_(); s.backward(); x.grad
+    y = x * 2; s = (y @ W).sum(); y.retain_grad(); y.detach_(); s.backward(); y.grad
+    y = x * 2; y.retain_grad(); s = (y @ W).sum(); y.detach_(); s.backward(); y.grad
+    y = x * 2; s = (y @ W).sum(); y.retain_grad(); y.mul_(3); (s + (y @ W).sum()).backward(); y.grad
+    y = x * 2; (y @ W).sum().backward(None, True, inputs=y); y[0] = 0; y.sum().backward(); y.grad
     x.is_leaf, x.requires_grad, x.detach().requires_grad, x.data.requires_grad
     (x * 2).is_leaf, (x * 2).requires_grad, (x * 2).grad_fn is None
     x.long().requires_grad, x.argmax(-1).requires_grad, (x.long().float() @ W).requires_grad
@@ -602,6 +608,15 @@ def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
 def test_autograd_calls_match_the_dense_one_hot(run):
     dense, ours = twins(requires_grad=True)
     assert_values(run(ours), run(dense))
+
+
+def test_a_one_hot_with_views_from_before_and_after_cannot_require_grad_again():
+    x = twins()[1]
+    views = [x[1:], x.requires_grad_()[:2]]
+    x.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="views from before and after"):
+        x.requires_grad_()
+    assert len(views) == 2
 
 
 def test_a_detached_one_hot_keeps_its_retained_gradient():

@@ -567,3 +567,36 @@ def test_large_tables_grow_without_a_copy_and_continue_to_train():
         assert tensor.untyped_storage().nbytes() == 2 * rows * 4 * COLUMNS
     runs.steps(2)
     runs.check()
+
+
+@pytest.mark.parametrize("change", ["take", "shrink and grow"])
+@pytest.mark.parametrize(
+    ("name", "on", "off"),
+    [("SGD", {"momentum": 0.9}, {"momentum": 0}), ("Adam", {"amsgrad": True}, {"amsgrad": False})],
+)
+def test_state_that_the_options_do_not_use_keeps_its_rows(name, on, off, change):
+    outcomes = []
+    for keeps_lag in (True, False):  # without a ledger, all state tensors are changed as in torch
+        torch.manual_seed(0)
+        layer = hotrow.convert(nn.Embedding(6, 2, dtype=torch.float64), min_entries=0)
+        assert type(layer.weight) is Table
+        optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1, **on)
+        for t in range(5):
+            optimizer.param_groups[0].update(off if t == 3 else on)
+            optimizer.zero_grad()
+            rows = torch.tensor([t % 3, 2, 5]) if len(layer.weight) == 6 else torch.tensor([0])
+            (layer(rows) * torch.arange(1.0, 7).reshape(3, 2)[: len(rows)]).sum().backward()
+            optimizer.step()
+            if t == 3:
+                if not keeps_lag:
+                    optimizer.state_dict()
+                optimizer.zero_grad()
+                if change == "take":
+                    vocabulary.take(layer, [5, 4, 3, 2, 1, 0], optimizer)
+                else:
+                    vocabulary.resize(layer, 3, optimizer)
+                    vocabulary.resize(layer, 6, optimizer, init=torch.zeros(3, 2))
+        state = optimizer.state_dict()["state"][0]
+        outcomes.append([layer.weight.detach(), *state.values()])
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other)

@@ -507,7 +507,7 @@ class Store:
                     fix="run an optimizer step, or call optimizer.state_dict(), before you save",
                 )
             names, run = [TABLE, STEPS, *lag.slots], describe_run(lag)
-            self._check_unused_state(lag)
+            lag.check_unused_state("save")
         elif len(self._files) > 1:
             raise HotrowError(
                 "the optimizer state cannot be saved, because the optimizer has settled all "
@@ -525,18 +525,6 @@ class Store:
             run=run,
             behind=self.table.has_stale_rows,
         )
-
-    def _check_unused_state(self, lag: RowLag) -> None:
-        """Raise an error if the save would lack a state tensor that the options don't use now."""
-        for name in self._files.keys() - {TABLE, STEPS, *lag.slots}:
-            value = dict.get(lag.state, name)
-            if isinstance(value, Tensor):
-                raise HotrowError(
-                    f"the save would lack the optimizer state {name!r}, which the options of the "
-                    "optimizer don't use any more",
-                    fix=f"del optimizer.state[weight][{name!r}], and run a step; or set the "
-                    "options back",
-                )
 
     def _serialize(self, record: Record) -> bytes:
         """Serialize a record, and check that `open` can read the result."""

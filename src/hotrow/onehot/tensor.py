@@ -369,10 +369,14 @@ class OneHot(RuleTensor):
                 else:
                     parent, view = self._parent
                     self._dense = view(parent.materialize(permanent and is_compiling(), True))
-                    if self._grad_proxy is not None and self.is_leaf_or_view_of_leaf:
+                    proxy = self._grad_proxy  # it may require grad although the parent is frozen
+                    if proxy is not None and (
+                        self.is_leaf_or_view_of_leaf
+                        or (proxy.requires_grad and not self._dense.requires_grad)
+                    ):
                         # The rules and the dense tensor pass the gradient to the same tensor.
                         self._dense = ConnectLeaf.apply(  # type: ignore[no-untyped-call]
-                            self._dense.detach(), self._grad_proxy, False
+                            self._dense.detach(), proxy, False
                         )
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
@@ -510,11 +514,10 @@ class OneHot(RuleTensor):
         dense = self._dense
         if dense is not None:
             self._dense = dense.detach()
-            if dense.is_leaf or dense.retains_grad:
+            if dense.retains_grad:
+                self.grad_holder = dense
+            elif dense.is_leaf:
                 self._dense.grad = dense.grad
-        if self.grad_holder is not None:
-            gradient, self.grad_holder = self.grad_holder.grad, None
-            self.grad = gradient
 
     @property
     def is_unused(self) -> bool:
@@ -585,8 +588,18 @@ class OneHot(RuleTensor):
         for x in remaining:
             if torch.is_grad_enabled():
                 x.was_read = False  # the gradient is that of the new values
+                x._retain_new_gradient()
             x.connect()
             remaining += x.live_views
+
+    def _retain_new_gradient(self) -> None:
+        """After a write, retain the gradient of the new values, as torch does."""
+        if self.grad_holder is None or not self.is_modified:
+            return
+        dense = self.materialize(for_view=True)
+        if dense.requires_grad:
+            dense.retain_grad()
+            dense.grad, self.grad_holder = self.grad_holder.grad, None
 
     def compute_dense(self) -> Tensor:
         """Compute the dense tensor without caching it."""

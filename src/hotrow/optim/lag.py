@@ -375,6 +375,9 @@ class RowLag:
             function once the table has its new values.
         """
         backing = self.table.backing
+        if backing is not None:
+            self.check_unused_state("change the rows of")
+        unused = self.unused_state()
         with ExclusiveAccess(self):
             self.drop_updater()  # its references would count as aliases
             files = None if backing is None else backing.change_rows(change)
@@ -384,6 +387,10 @@ class RowLag:
                 name: self._change_tensor(change, files, slot, initial_slots[name], 1)
                 for name, slot in self.slots.items()
             }
+            new_unused = {
+                name: self._change_tensor(change, None, value, 0.0, 1)
+                for name, value in unused.items()
+            }
             if files is None:
                 row_steps = change.apply(self.row_steps, self.ledger.length, extend=True)
             else:
@@ -392,11 +399,31 @@ class RowLag:
         def complete() -> None:
             self.values, self.slots, self.row_steps = self.table.raw_data, new_slots, row_steps
             self.tensors = [self.values, *new_slots.values()]
-            dict.update(self.state, new_slots)
+            dict.update(self.state, new_slots, **new_unused)
             if files is not None:
                 files.complete()
 
         return values, complete
+
+    def unused_state(self) -> dict[str, Tensor]:
+        """Return the state tensors with a row for each row, which the options don't use now."""
+        return {
+            name: value
+            for name, value in dict.items(self.state)
+            if isinstance(value, Tensor)
+            and value.shape == self.values.shape
+            and name not in self.slots
+        }
+
+    def check_unused_state(self, action: str) -> None:
+        """Raise an error if a table on disk has state tensors that the options don't use now."""
+        for name in self.unused_state():
+            raise HotrowError(
+                f"hotrow cannot {action} a table on disk with the optimizer state {name!r}, which "
+                "the options of the optimizer don't use any more",
+                fix=f"del optimizer.state[weight][{name!r}], or set the options back; then run a "
+                "step",
+            )
 
     def freeze(self, rows: Tensor) -> None:
         """Settle and freeze the distinct `rows`, so that later steps don't change them."""
@@ -443,7 +470,7 @@ class RowLag:
     @staticmethod
     def restore(table: Table, replaced: Replaced | None) -> None:
         """Create the lag again that a failed lag has replaced."""
-        if replaced is not None:
+        if replaced is not None and table.lag is None:
             rule, group, state = replaced
             table.lag = RowLag(rule, table, group, state)
 

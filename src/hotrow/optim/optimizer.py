@@ -366,16 +366,15 @@ class RowOptimizer(_Optimizer):
             replaced = None
             if isinstance(lag, RowLag) and table.backing is not None:
                 replaced = lag.ledger.rule, lag.group_options, lag.state
-            table.close_lag()  # the lag belongs to another optimizer or has other options
-            if not isinstance(state, RowState):
-                state = self.state[table] = RowState(state)
-            _match_strides(state, table)
-            # A table on disk may have taken steps without any slots.
-            may_be_new = table.backing is None or bool(self.rule.initial_slots(group))
-            is_new = not state and (
-                may_be_new or (replaced is not None and replaced[2] is not state)
-            )
             try:
+                table.close_lag()  # the lag belongs to another optimizer or has other options
+                if not isinstance(state, RowState):
+                    state = self.state[table] = RowState(state)
+                _match_strides(state, table)
+                # A table on disk may have taken steps without any slots.
+                may_be_new = table.backing is None or bool(self.rule.initial_slots(group))
+                replaces_other = replaced is not None and replaced[2] is not state
+                is_new = not state and (may_be_new or replaces_other)
                 table.lag = lag = RowLag(self.rule, table, group, state, replaced)
             except BaseException:
                 RowLag.restore(table, replaced)

@@ -76,6 +76,11 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     has_old_views = any(view.is_grad_leaf or not view.needs_grad for view in x.live_views)
     is_dense = has_old_views if requires_grad else x.is_modified
     if not x.is_grad_leaf and (is_dense or (x.is_modified and x.materialize().requires_grad)):
+        if requires_grad and any(view.needs_grad for view in x.live_views):
+            raise RuntimeError(
+                "a one-hot can't require grad again while it has views from before and after it "
+                "first required grad; create the views after requires_grad_()"
+            )
         x.materialize_views()  # the old views don't require grad
         dense, gradient = x.materialize(permanent=True), x.grad
         result = run_dense(func, (x, requires_grad), {})
@@ -87,6 +92,9 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
         return result
     with torch._C.DisableTorchFunctionSubclass():
         result = func(x, requires_grad)
+    if requires_grad and x.grad_holder is not None:  # from before `detach_`
+        gradient, x.grad_holder = x.grad_holder.grad, None
+        x.grad = gradient
     x.is_grad_leaf = requires_grad
     x.was_grad_leaf |= requires_grad
     return result
