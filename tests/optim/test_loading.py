@@ -141,6 +141,14 @@ def test_a_damaged_state_is_refused_before_anything_changes(change, match):
     torch.testing.assert_close((layer.weight, optimizer.state_dict()), before, rtol=0, atol=0)
 
 
+def test_a_state_tensor_that_no_rule_uses_may_have_any_layout():
+    def change(state):
+        state["state"][0]["extra"] = torch.zeros(20, 4).to_sparse()
+
+    (found, _), (expected, _) = train(hotrow, change=change), train(torch, change=change)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_rule_without_state_saves_no_state_like_torch():
     _, expected = train(torch, {"lr": 0.1}, name="SGD")
     _, found = train(hotrow, {"lr": 0.1}, name="SGD")

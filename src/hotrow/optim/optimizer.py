@@ -77,7 +77,9 @@ Raises:
 def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
     """Return a table's state with contiguous tensors, or with DTensors if the table is sharded."""
     return {
-        k: table.to_global(trim_storage(v.contiguous())) if isinstance(v, Tensor) else v
+        k: table.to_global(trim_storage(v.contiguous()))
+        if isinstance(v, Tensor) and v.layout == torch.strided
+        else v
         for k, v in state.items()
     }
 

@@ -75,6 +75,8 @@ def stored_values(tensor: Tensor) -> Tensor:
     This is so for row gradients and one-hots, and for tensors that torch negates when it reads
     them. The kernels read the memory.
     """
+    if tensor.layout != torch.strided:
+        return tensor  # no rule uses it
     with torch._C.DisableTorchFunctionSubclass():  # a one-hot's own methods create its dense tensor
         if not tensor.is_neg() and (tensor.data_ptr() or not tensor.numel() or tensor.is_meta):
             return tensor

@@ -119,6 +119,7 @@ def trim_storage(tensor: Tensor) -> Tensor:
 
     The alias keeps the tensor's storage in use, so `StorageUses` counts the alias.
     """
-    if tensor.is_meta or tensor.untyped_storage().nbytes() <= tensor.nbytes:
+    has_storage = tensor.layout == torch.strided and not tensor.is_meta
+    if not has_storage or tensor.untyped_storage().nbytes() <= tensor.nbytes:
         return tensor
     return from_dlpack(tensor)
