@@ -374,10 +374,7 @@ class OneHot(RuleTensor):
                         self.is_leaf_or_view_of_leaf
                         or (proxy.requires_grad and not self._dense.requires_grad)
                     ):
-                        # The rules and the dense tensor pass the gradient to the same tensor.
-                        self._dense = ConnectLeaf.apply(  # type: ignore[no-untyped-call]
-                            self._dense.detach(), proxy, False
-                        )
+                        self._dense = self._connect_to_proxy(self._dense)
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
         if permanent:
@@ -592,6 +589,11 @@ class OneHot(RuleTensor):
             x.connect()
             remaining += x.live_views
 
+    def _connect_to_proxy(self, dense: Tensor) -> Tensor:
+        """Return the dense tensor; its gradient flows to the proxy, like that of the rules."""
+        result: Tensor = ConnectLeaf.apply(dense.detach(), self._grad_proxy, False)  # type: ignore[no-untyped-call]
+        return result
+
     def _retain_new_gradient(self) -> None:
         """After a write, retain the gradient of the new values, as torch does."""
         if self.grad_holder is None or not self.is_modified:
@@ -609,9 +611,7 @@ class OneHot(RuleTensor):
         if dense is not None:
             if self._grad_proxy is None or self._has_trained_tensors or is_compiling():
                 return dense
-            # The rules and the dense tensor pass the gradient to the same tensor.
-            connected: Tensor = ConnectLeaf.apply(dense.detach(), self._grad_proxy, False)  # type: ignore[no-untyped-call]
-            return connected
+            return self._connect_to_proxy(dense)
         if not is_compiling() and (scattered := self._scatter_along_class_axis()) is not None:
             return scattered
         blocks = [part.to_dense(self.cached_dtype, self.fill) for part in self._parts]

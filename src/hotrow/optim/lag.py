@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -80,8 +80,12 @@ class ExclusiveAccess:
         self._signals.__exit__()
 
 
-# What is needed to create a lag again: its rule, the options and the state.
-Replaced = tuple[Rule, ParamGroup, RowState]
+class Replaced(NamedTuple):
+    """What is needed to create a lag again."""
+
+    rule: Rule
+    group: ParamGroup
+    state: RowState
 
 
 class RowLag:
@@ -167,7 +171,7 @@ class RowLag:
             )
         if backing is None:
             return torch.full_like(self.values, initial)
-        replaces_other = self.replaced is not None and self.replaced[2] is not self.state
+        replaces_other = self.replaced is not None and self.replaced.state is not self.state
         return backing.create_slot(name, initial, replaces_other)
 
     def _check_slot(self, name: str, slot: Tensor) -> None:
@@ -471,8 +475,7 @@ class RowLag:
     def restore(table: Table, replaced: Replaced | None) -> None:
         """Create the lag again that a failed lag has replaced."""
         if replaced is not None and table.lag is None:
-            rule, group, state = replaced
-            table.lag = RowLag(rule, table, group, state)
+            table.lag = RowLag(replaced.rule, table, replaced.group, replaced.state)
 
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""

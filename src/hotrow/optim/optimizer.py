@@ -24,7 +24,7 @@ from hotrow.kernels.tracing import never_trace
 from hotrow.optim import graphs
 from hotrow.optim.dense_steps import TableGradient, find_reasons
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import ExclusiveAccess, RowLag
+from hotrow.optim.lag import ExclusiveAccess, Replaced, RowLag
 from hotrow.optim.loading import (
     check_group,
     check_ranges,
@@ -367,7 +367,7 @@ class RowOptimizer(_Optimizer):
         with ExclusiveAccess():
             replaced = None
             if isinstance(lag, RowLag) and table.backing is not None:
-                replaced = lag.ledger.rule, lag.group_options, lag.state
+                replaced = Replaced(lag.ledger.rule, lag.group_options, lag.state)
             try:
                 table.close_lag()  # the lag belongs to another optimizer or has other options
                 if not isinstance(state, RowState):
@@ -375,7 +375,7 @@ class RowOptimizer(_Optimizer):
                 _match_strides(state, table)
                 # A table on disk may have taken steps without any slots.
                 may_be_new = table.backing is None or bool(self.rule.initial_slots(group))
-                replaces_other = replaced is not None and replaced[2] is not state
+                replaces_other = replaced is not None and replaced.state is not state
                 is_new = not state and (may_be_new or replaces_other)
                 table.lag = lag = RowLag(self.rule, table, group, state, replaced)
             except BaseException:
