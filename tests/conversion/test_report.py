@@ -13,7 +13,7 @@ import hotrow
 from hotrow import convert
 from hotrow.conversion.report import NOTHING_FOUND
 from hotrow.conversion.uses import COUNT_SIZE, SmallSize
-from hotrow.onehot import tensor
+from hotrow.onehot import size_limits
 
 LIMIT = (
     100  # min_entries: products are looked up from here, sums of rows by id from 10 times as many
@@ -157,7 +157,7 @@ def test_the_limit_is_the_size_from_which_the_ids_are_used(check, columns, monke
     def is_small(rows):
         x = hotrow.one_hot(torch.zeros(rows, dtype=torch.int64), columns, torch.float32)
         x.origins = frozenset([Line()])
-        return getattr(x, check)
+        return getattr(size_limits, check)(x)
 
     assert is_small(1)
     limit = found[0].limit
@@ -186,13 +186,13 @@ def documented_limits():
 
 def test_the_documented_limits_are_those_of_the_code():
     default = 100_000
-    costs = {"row": tensor._ROW_COST, "bag": tensor._BAG_COST, "entry": tensor._ENTRY_COST}
+    row_cost, bag_cost = size_limits.ROW_COST, size_limits.BAG_COST
     kinds = {
-        "products": (1, costs["row"]),
-        "products of multi-hots": (tensor.BAG_SIZE, costs["bag"]),
+        "products": (1, row_cost),
+        "products of multi-hots": (size_limits.BAG_SIZE, bag_cost),
         "counts": (COUNT_SIZE, 0),
-        "sums of rows": (tensor.SCATTER_SIZE, costs["row"]),
-        "masks, other sums and losses": (tensor.OTHER_SIZE, costs["entry"]),
+        "sums of rows": (size_limits.SCATTER_SIZE, row_cost),
+        "masks, other sums and losses": (size_limits.OTHER_SIZE, size_limits.ENTRY_COST),
     }
     expected = {
         name: [

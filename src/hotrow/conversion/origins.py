@@ -12,7 +12,8 @@ from torch import nn
 from hotrow.conversion.sampling import Search, call_states
 from hotrow.conversion.uses import COUNT_SIZE, SmallSize, operation_name
 from hotrow.onehot.parts import Field
-from hotrow.onehot.tensor import OTHER_SIZE, SCATTER_SIZE, OneHot
+from hotrow.onehot.size_limits import OTHER_SIZE, SCATTER_SIZE
+from hotrow.onehot.tensor import OneHot
 from hotrow.table.stack import location_of
 
 

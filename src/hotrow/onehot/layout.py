@@ -98,3 +98,11 @@ def split_layout(shape: Sequence[int], width: int) -> Layout | None:
         if math.prod(shape[first:]) == width:
             return Layout(tuple(shape[first:]), tuple(range(len(shape))))
     return None
+
+
+def contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    strides = [1]
+    for size in sizes[:0:-1]:
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(strides[::-1])

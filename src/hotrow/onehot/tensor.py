@@ -19,8 +19,9 @@ from hotrow.kernels.tracing import (
     is_transforming,
     transform_level,
 )
+from hotrow.onehot.dense import build_dense
 from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy
-from hotrow.onehot.layout import Layout, plain_layout
+from hotrow.onehot.layout import Layout, contiguous_strides, plain_layout
 from hotrow.onehot.parts import (
     DenseColumns,
     Field,
@@ -30,17 +31,6 @@ from hotrow.onehot.parts import (
     unflatten,
 )
 from hotrow.onehot.registry import RuleTensor
-
-# For lookups to be faster than torch, a one-hot must have at least `min_entries` entries. These
-# multiples of `min_entries` are the limits for sums of rows by id and for all other operations.
-SCATTER_SIZE, OTHER_SIZE = 10, 30
-# The time to select one row or one entry, relative to torch's time for a one-hot of 100,000
-# entries.
-_ROW_COST, _ENTRY_COST = 48e-5, 8e-5
-# Several ids per row take longer: the limit and the cost per id. With dense columns, a product is
-# computed in addition to the lookup.
-BAG_SIZE, _BAG_COST = 2, 80e-5
-_DENSE_COLUMNS_SIZE = 3
 
 
 class OneHot(RuleTensor):
@@ -134,7 +124,7 @@ class OneHot(RuleTensor):
         self._parts, self._grad_proxy = tuple(parts), grad_proxy
         self._parent, self.origins, self._dense_fn = parent, origins, dense_fn
         self.sizes, self.cached_dtype, self.cached_device = sizes, dtype, first.device
-        self.strides = _contiguous_strides(sizes) if stride is None else stride
+        self.strides = contiguous_strides(sizes) if stride is None else stride
         self._views = {}
         has_fill = fill != 0 and any(isinstance(part, Field) for part in parts)
         self.fill, self._axis_layout, self._plain_layout = fill if has_fill else 0, layout, None
@@ -273,40 +263,6 @@ class OneHot(RuleTensor):
     def entries(self) -> int:
         """The number of entries of the dense tensor."""
         return math.prod(self.sizes)
-
-    @property
-    def is_too_small(self) -> bool:
-        """True if a converted model created the one-hot, and torch's operations are just as fast.
-
-        The size limit for products is lower; see `is_too_small_to_look_up`.
-        """
-        return self._is_small(OTHER_SIZE, _ENTRY_COST)
-
-    @property
-    def is_too_small_to_look_up(self) -> bool:
-        """True if a converted model created the one-hot, and torch's product is just as fast."""
-        creation_cost = min((origin.creation_cost for origin in self.origins), default=1)
-        if any(isinstance(part, Field) and part.ids.shape[-1] > 1 for part in self._parts):
-            return self._is_small(BAG_SIZE * creation_cost, _BAG_COST * creation_cost)
-        has_columns = any(isinstance(part, DenseColumns) for part in self._parts)
-        size = _DENSE_COLUMNS_SIZE if has_columns else 1
-        return self._is_small(size * creation_cost, _ROW_COST * creation_cost)
-
-    @property
-    def is_too_small_to_scatter(self) -> bool:
-        """Like `is_too_small_to_look_up`, but for products that add up rows by id."""
-        return self._is_small(SCATTER_SIZE, _ROW_COST)
-
-    def _is_small(self, size: int, id_cost: float) -> bool:
-        if not self.origins or is_compiling():
-            return False
-        min_entries: int = min(origin.min_entries for origin in self.origins)
-        ids = sum(part.ids.numel() for part in self._parts if isinstance(part, Field))
-        if self.entries >= min_entries * (size + id_cost * ids):
-            return False
-        for origin in self.origins:
-            origin.record_small_size(self.entries, ids, min_entries * size, min_entries * id_cost)
-        return True
 
     @property
     def is_modified(self) -> bool:
@@ -491,16 +447,6 @@ class OneHot(RuleTensor):
         self.add_view(result)
         return result
 
-    def record_use(self, func: Any) -> None:
-        """Record for the report that `func` was computed from the ids."""
-        for origin in self.origins:
-            origin.record_use(func, self.entries, self.entries > 0 and not self.is_too_small)
-
-    def total_origins(self, func: Any, total: OneHot) -> frozenset[Any]:
-        """Return the origins of a total over batch axes, which `func` computed, for the report."""
-        is_single = total.entries == total.width
-        return frozenset(origin.total(func, self.entries, is_single) for origin in self.origins)
-
     def detach_in_place(self) -> None:
         """Detach this tensor from the graph that computed it, like `Tensor.detach_`."""
         self._parts = tuple(part.map(_without_gradient) for part in self._parts)
@@ -612,38 +558,13 @@ class OneHot(RuleTensor):
             if self._grad_proxy is None or self._has_trained_tensors or is_compiling():
                 return dense
             return self._connect_to_proxy(dense)
-        if not is_compiling() and (scattered := self._scatter_along_class_axis()) is not None:
-            return scattered
-        blocks = [part.to_dense(self.cached_dtype, self.fill) for part in self._parts]
-        values = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
-        if self._axis_layout is not None:
-            values = self._axis_layout.arrange(values)
-        if values.stride() != self.strides and 0 not in self.strides:
-            values = torch.empty_strided(
-                self.sizes, self.strides, dtype=values.dtype, device=values.device
-            ).copy_(values)
+        values = build_dense(
+            self._parts, self._axis_layout, self.sizes, self.strides, self.cached_dtype, self.fill
+        )
         if self.has_own_grad and not is_compiling():
             return values  # the caller connects the values to the graph
         proxy = self.grad_proxy
         return values if proxy is None else values + proxy
-
-    def _scatter_along_class_axis(self) -> Tensor | None:
-        """Return the dense tensor of a single field, without rearranging its axes, or None."""
-        layout, field = self._axis_layout, self._parts[0]
-        if (
-            layout is None
-            or len(layout.classes) > 1
-            or self.strides != _contiguous_strides(self.sizes)
-        ):
-            return None
-        if len(self._parts) > 1 or not isinstance(field, Field) or not field.has_one_id:
-            return None
-        if self.has_own_grad or self.grad_proxy is not None:
-            return None
-        (axis,) = layout.class_axes
-        result = field.ids.new_full(self.sizes, self.fill, dtype=self.cached_dtype)
-        weights = field.weights_or_ones(self.cached_dtype)
-        return result.scatter_(axis, field.ids.permute(layout.order), weights.permute(layout.order))
 
     def snapshot(self) -> OneHot:
         """Return a copy that later in-place writes do not change."""
@@ -692,10 +613,3 @@ def _with_stored_values(part: Part) -> Part:
 
 def _same_gradient(gradient: Tensor) -> list[Tensor | None]:
     return [gradient]
-
-
-def _contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for size in sizes[:0:-1]:
-        strides.append(strides[-1] * max(size, 1))
-    return tuple(strides[::-1])

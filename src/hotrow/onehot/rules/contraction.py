@@ -27,6 +27,7 @@ from hotrow.onehot.registry import USE_TORCH, overloads
 from hotrow.onehot.results import sizes_of
 from hotrow.onehot.rules.products import autocast_dtype
 from hotrow.onehot.scatter_add import scatter_columns, scatter_rows
+from hotrow.onehot.size_limits import is_too_small_to_scatter
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up
 
@@ -91,7 +92,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     if not _sizes_match(operands, labels):
         return NotImplemented  # torch raises an error or broadcasts
     purpose = _purpose(x, other, labels, output)
-    if x.is_too_small_to_scatter:
+    if is_too_small_to_scatter(x):
         for origin in x.origins:
             origin.record_small_contraction(func, purpose)
         return USE_TORCH

@@ -8,6 +8,7 @@ import torch
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import overloads, rule
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 
@@ -24,7 +25,7 @@ def _(func: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     ids = _ids(x, dim, keepdim)
     if ids is NotImplemented:
         return NotImplemented
-    x.record_use(func)
+    record_use(x, func)
     return torch.return_types.max((torch.ones_like(ids, dtype=x.cached_dtype), ids))
 
 
@@ -41,12 +42,12 @@ def _ids(x: OneHot, dim: Any, keepdim: bool) -> Any:
 def _(func: Any, x: OneHot, *, as_tuple: bool = False) -> Any:
     """Return the position of the nonzero entry of each row."""
     field = x.field
-    if field is None or not field.has_one_id or is_compiling() or x.is_too_small:
+    if field is None or not field.has_one_id or is_compiling() or is_too_small(x):
         return NotImplemented
     if len(x.sizes) == 1:
         return NotImplemented  # torch counts the entry of a 0-D tensor as a row
     weights = field.weights_or_ones(x.cached_dtype)[..., 0]
     rows = weights.nonzero(as_tuple=True)
-    x.record_use(func)
+    record_use(x, func)
     positions = *rows, field.ids[..., 0][rows]
     return positions if as_tuple else torch.stack(positions).t()  # torch's columns are contiguous

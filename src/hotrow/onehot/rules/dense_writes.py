@@ -11,6 +11,7 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import gather_along
 from hotrow.onehot.parts import Field
 from hotrow.onehot.results import number_of_dtype
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 
@@ -65,7 +66,7 @@ def _fits(dense: Any, x: OneHot) -> bool:
         and x.field is not None
         and x.field.has_one_id
         and len(x.axis_layout.classes) == 1
-        and not (x.is_modified or x.is_too_small or is_compiling())
+        and not (x.is_modified or is_too_small(x) or is_compiling())
     )
 
 
@@ -74,5 +75,5 @@ def _scattered(
 ) -> Tensor:
     (axis,) = x.axis_layout.class_axes
     write(dense, axis, field.ids.permute(x.axis_layout.order), values)
-    x.record_use(func)
+    record_use(x, func)
     return dense

@@ -44,6 +44,7 @@ from hotrow.onehot.rules.running_counts import change_count, exclude_own_row
 from hotrow.onehot.rules.sums import add_at_ids, add_back
 from hotrow.onehot.rules.two_one_hots import combine
 from hotrow.onehot.scaling import scale_at_ids
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 
@@ -98,7 +99,7 @@ def elementwise(
         return NotImplemented  # a tensor on the meta device has no number
     if any(each.is_modified for each in one_hots) or torch._C._are_functorch_transforms_active():
         return NotImplemented
-    if x.is_too_small:
+    if is_too_small(x):
         return USE_TORCH
     out = meta_result(func, args, kwargs)
     absorbs = x.fill == 0 and (absorbs or func in ABSORBING)
@@ -214,7 +215,7 @@ def _scale(
         return None
     if values.shape != out.shape or 0 in values.stride() or not field.has_one_id:
         return None
-    x.record_use(func)
+    record_use(x, func)
     (axis,) = layout.class_axes
     ids, factors = (t.permute(layout.order) for t in (field.ids, factors.to(out.dtype)))
     return with_strides_of(scale_at_ids(values, axis, ids, factors, x.fill), out)
@@ -243,7 +244,7 @@ def _replace_entries(
         return NotImplemented
     if not field.has_one_id and (not field.ids.shape[-1] or field.has_repeats()):
         return NotImplemented  # an entry would be written twice
-    x.record_use(func)
+    record_use(x, func)
     weights = field.weights_or_ones(x.cached_dtype)
     values = func(*(_entries(each, x, field.ids, weights, layout) for each in args), **kwargs)
     values = values.expand(field.ids.shape).to(out.dtype)

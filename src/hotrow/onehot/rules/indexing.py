@@ -18,6 +18,7 @@ from hotrow.onehot.results import derive, derive_view, map_batch, meta_result, m
 from hotrow.onehot.rules.scatter import is_range
 from hotrow.onehot.rules.selection import select
 from hotrow.onehot.running_count import RunningCount
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances, map_instances
 
@@ -156,7 +157,7 @@ def _column(x: OneHot, index: int, out: Tensor) -> Any:
     field, index = x.field, index % x.sizes[-1]
     if field is None or len(x.sizes) < 2 or x.grad_proxy is not None or is_compiling():
         return NotImplemented
-    if x.is_too_small:
+    if is_too_small(x):
         return USE_TORCH
     if field.may_round_sums():
         return NotImplemented
@@ -166,7 +167,7 @@ def _column(x: OneHot, index: int, out: Tensor) -> Any:
     def view(t: Tensor) -> Tensor:
         return t.select(-1, index)
 
-    x.record_use(torch.select)
+    record_use(x, torch.select)
     return derive_view(x, [DenseColumns(values)], out, view, view)
 
 
@@ -245,12 +246,12 @@ def _entries_at(x: OneHot, ids: Tensor) -> Any:
         return NotImplemented
     if int(ids.min()) < 0 or int(ids.max()) >= x.sizes[-1]:
         return NotImplemented  # torch raises
-    if x.is_too_small:
+    if is_too_small(x):
         return USE_TORCH
     if isinstance(part, Field) and part.ids.shape[-1] * ids.shape[-1] <= MAX_PAIRS:
         if part.may_round_sums():
             return NotImplemented
-        x.record_use(torch.gather)
+        record_use(x, torch.gather)
         return gather_from_field(part, 0, ids, x.cached_dtype)
     if isinstance(part, RunningCount):
         return gather(x, ids, x.axis_layout)

@@ -11,6 +11,7 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
 from hotrow.onehot.results import meta_result
+from hotrow.onehot.size_limits import is_too_small_to_scatter, record_use
 from hotrow.onehot.tensor import OneHot
 
 
@@ -33,7 +34,7 @@ def _(func: Any, input: Any, other: Any) -> Any:
         return NotImplemented
     if x.grad_proxy is not None or x.is_modified or not len(field.ids):
         return NotImplemented
-    if x.is_too_small_to_scatter:
+    if is_too_small_to_scatter(x):
         return USE_TORCH
     out = meta_result(func, (input, other))
     columns = torch.arange(dense.shape[1], device=dense.device)
@@ -46,5 +47,5 @@ def _(func: Any, input: Any, other: Any) -> Any:
         weights = dense.unsqueeze(1) * weights
         ids = ids.expand(weights.shape)
     part = Field(ids.flatten(0, 1), weights.flatten(0, 1).to(out.dtype), out.shape[1])
-    x.record_use(func)
+    record_use(x, func)
     return OneHot([part], out.dtype, None, None, x.origins, out.stride())

@@ -16,6 +16,7 @@ from hotrow.onehot.registry import USE_TORCH, rule
 from hotrow.onehot.results import meta_result, meta_tensor, with_strides_of
 from hotrow.onehot.rules.elementwise import elementwise
 from hotrow.onehot.scaling import scale_at_ids
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 # Losses that depend only on the difference between the input and the target.
@@ -69,7 +70,7 @@ def _(
         return NotImplemented
     if _is_autocast_to_float32(input):
         return NotImplemented
-    if target.is_too_small:
+    if is_too_small(target):
         return USE_TORCH
     if func in _OF_DIFFERENCE and (weight is not None or not input.is_floating_point()):
         return NotImplemented
@@ -151,9 +152,9 @@ def _logit_losses(input: Tensor, target: OneHot) -> Tensor | None:
         return None
     if target.grad_proxy is not None or target.is_modified or len(layout.classes) > 1:
         return None
-    if target.is_too_small or is_compiling() or is_transforming() or not input.numel():
+    if is_too_small(target) or is_compiling() or is_transforming() or not input.numel():
         return None
-    target.record_use(F.binary_cross_entropy_with_logits)
+    record_use(target, F.binary_cross_entropy_with_logits)
     losses: Tensor = _LogitLosses.apply(  # type: ignore[no-untyped-call]
         input, field.ids.permute(layout.order), layout.class_axes[0]
     )
@@ -188,10 +189,10 @@ def _(
     axis = 0 if input.ndim == 1 else 1
     if target.axis_layout.class_axes != [axis] or not input.is_floating_point():
         return NotImplemented
-    if target.is_too_small:
+    if is_too_small(target):
         return USE_TORCH
     meta_result(func, (input, input, weight))  # raises torch's errors
-    target.record_use(func)
+    record_use(target, func)
     if label_smoothing > 0:
         smoothed = target * (1 - label_smoothing) + label_smoothing / target.width
         if not isinstance(smoothed, OneHot):

@@ -12,6 +12,7 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.parts import Field, all_weights
 from hotrow.onehot.registry import USE_TORCH, rule
 from hotrow.onehot.rules.dtypes import cast
+from hotrow.onehot.size_limits import is_too_small_to_look_up
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up, look_up_bags
 
@@ -141,7 +142,7 @@ def look_up_product(
         if name is None:
             inputs, outputs = reversed(weight.shape) if columns else weight.shape
             name = f"{'linear' if columns else 'matmul'}({inputs}, {outputs})"
-        if x.is_too_small_to_look_up:
+        if is_too_small_to_look_up(x):
             for origin in x.origins:
                 origin.record_small_product(name)
             return USE_TORCH

@@ -16,6 +16,7 @@ from hotrow.onehot.parts import DenseColumns, Field, Part, keeps_sums
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
 from hotrow.onehot.results import derive, meta_result
 from hotrow.onehot.rules.dtypes import cast
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 _LOW_PRECISION = torch.float16, torch.bfloat16
@@ -48,7 +49,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     if out.dtype in _LOW_PRECISION:  # torch rounds after each addition
         return NotImplemented
     sums = _sum_batch(x, dims, keepdim)
-    sums.origins = x.total_origins(func, sums)
+    sums.origins = _total_origins(x, func, sums)
     total: Tensor = sums
     has_more_ids = all(part.batch_tensor.shape[-1] >= part.width for part in sums.parts)
     if has_more_ids and not is_compiling():  # the dense sum has no more entries than there are ids
@@ -112,11 +113,11 @@ def _sum_classes(
         terms: the number to divide by, for a mean; None for a sum.
         out: a tensor with the shape and the dtype of the result.
     """
-    if x.is_too_small:
+    if is_too_small(x):
         return USE_TORCH
     dtype = torch.float32 if out.dtype in _LOW_PRECISION else out.dtype
     total = functools.reduce(operator.add, (_class_sum(part, x, dtype) for part in x.parts))
-    x.record_use(func)
+    record_use(x, func)
     axes = tuple(sorted(dims))
     result = x.axis_layout.arrange(total).sum(axes, keepdim, dtype=dtype)
     if terms is not None:
@@ -163,8 +164,14 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
         is_first = torch.ones_like(ids, dtype=out.dtype)
         is_first[..., 1:] = ids[..., 1:] != ids[..., :-1]
         field = Field(ids, is_first, field.width)
-    origins = x.total_origins(func, total)
+    origins = _total_origins(x, func, total)
     return OneHot([field], out.dtype, None, None, origins, out.stride(), layout=total._axis_layout)
+
+
+def _total_origins(x: OneHot, func: Any, total: OneHot) -> frozenset[Any]:
+    """Return the origins of a total over batch axes, which `func` computed, for the report."""
+    is_single = total.entries == total.width
+    return frozenset(origin.total(func, x.entries, is_single) for origin in x.origins)
 
 
 def _any_class(x: OneHot, func: Any, dim: Any, keepdim: bool) -> Any:
@@ -174,11 +181,11 @@ def _any_class(x: OneHot, func: Any, dim: Any, keepdim: bool) -> Any:
         return NotImplemented
     if not field.has_one_id and x.cached_dtype != torch.bool:
         return NotImplemented  # the weights of equal ids may cancel out
-    if x.is_too_small:
+    if is_too_small(x):
         return USE_TORCH
     out = meta_result(func, (x, dim, keepdim))
     found = field.weights_or_ones(x.cached_dtype).bool().any(-1)
     if x.fill != 0 and x.width > 1:
         found = torch.ones_like(found)
-    x.record_use(func)
+    record_use(x, func)
     return x.axis_layout.arrange(found.unsqueeze(-1)).reshape(out.shape).to(out.dtype)

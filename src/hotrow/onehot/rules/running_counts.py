@@ -16,6 +16,7 @@ from hotrow.onehot.registry import USE_TORCH, materialize, overloads, rule
 from hotrow.onehot.results import meta_result, sizes_of
 from hotrow.onehot.rules.elementwise_functions import SUMS
 from hotrow.onehot.running_count import RunningCount
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 # For each dtype, the limit up to which sums of integers are exact in any order.
@@ -31,9 +32,9 @@ def _(func: Any, x: OneHot, dim: Any = None) -> Any:
     axis = dim % len(x.sizes)
     if axis == len(x.sizes) - 1 or is_compiling() or not _adds_exactly(x, x.field, out.dtype):
         return NotImplemented
-    if x.is_too_small:
+    if is_too_small(x):
         return USE_TORCH
-    x.record_use(func)
+    record_use(x, func)
     count = RunningCount(x.field, axis, out.dtype)
     return OneHot([count], out.dtype, None, None, x.origins, out.stride())
 

@@ -12,6 +12,7 @@ from hotrow.onehot.gather import gather, running_count
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
 from hotrow.onehot.results import meta_result, number_of_dtype, with_strides_of
 from hotrow.onehot.rules.elementwise import elementwise
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 
@@ -67,10 +68,10 @@ def select(input: Any, mask: Any) -> Any:
         return NotImplemented
     if tuple(input.shape) != mask.sizes or mask.is_modified or is_compiling():
         return NotImplemented
-    if mask.is_too_small:
+    if is_too_small(mask):
         return USE_TORCH
     if mask.width == 1:
         return NotImplemented  # the gathered entries would be a view of the input
-    mask.record_use(Tensor.masked_select)
+    record_use(mask, Tensor.masked_select)
     values = gather(input, field.ids, mask.axis_layout)
     return values[field.weights] if field.weights is not None else values.flatten()

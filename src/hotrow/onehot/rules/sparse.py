@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import USE_TORCH, rule
+from hotrow.onehot.size_limits import is_too_small, record_use
 from hotrow.onehot.tensor import OneHot
 
 
@@ -19,9 +20,9 @@ def _(func: Any, x: OneHot) -> Any:
         return NotImplemented
     if x.grad_proxy is not None or x.is_modified or 0 in x.sizes:
         return NotImplemented
-    if x.is_too_small:
+    if is_too_small(x):
         return USE_TORCH
-    x.record_use(func)
+    record_use(x, func)
     ids = field.ids[..., 0]
     weights = field.weights_or_ones(x.cached_dtype)[..., 0]
     places = (weights != 0).nonzero().unbind(-1)  # torch stores no zeros

@@ -14,6 +14,7 @@ from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part, have_same_memory
 from hotrow.onehot.results import with_strides_of
 from hotrow.onehot.rules.elementwise_functions import SUMS
+from hotrow.onehot.size_limits import record_use
 from hotrow.onehot.tensor import OneHot
 
 
@@ -37,7 +38,7 @@ def add_at_ids(
     dense = -dense if is_new else dense
     weights = field.weights_or_ones(x.cached_dtype).to(out.dtype)
     weights = weights if is_first else sign * weights
-    x.record_use(func)
+    record_use(x, func)
     (axis,) = layout.class_axes
     ids, weights = (t.permute(layout.order) for t in (field.ids, weights))
     if is_new and dense.shape == out.shape and not is_transforming():
