@@ -325,14 +325,14 @@ def test_a_save_in_another_thread_waits_for_a_change_of_the_rows(store):
 def test_a_save_in_another_thread_waits_until_the_state_is_complete(moment, tmp_path):
     store = disk.create(tmp_path / "t", ROWS, COLUMNS)
     vocabulary.resize(store.layer, ROWS + 100)
-    meanwhile, create = Meanwhile(lambda: store.save("first")), getattr(store, moment)
+    meanwhile, create = Meanwhile(lambda: store.save("first")), getattr(store.state_files, moment)
 
     def save_and_create(*arguments):
         if not meanwhile.has_started:
             meanwhile.start()
         return create(*arguments)
 
-    with mock.patch.object(store, moment, save_and_create):
+    with mock.patch.object(store.state_files, moment, save_and_create):
         train(store, range(2))
     meanwhile.join()
     assert meanwhile.has_waited

@@ -93,7 +93,7 @@ def test_a_failed_first_step_keeps_the_state_of_another_class(first, second, cau
         failure = {
             "options": mock.patch.dict(optimizer.param_groups[0], lr=10**400),
             "kernel": mock.patch.object(updater, "step_rows_together", fail),
-            "disk": mock.patch.object(store, "create_slot", fail),
+            "disk": mock.patch.object(store.state_files, "create_slot", fail),
         }
         with failure[cause], pytest.raises((MemoryError, HotrowError)):
             step(store.layer, optimizer, 3)
@@ -116,7 +116,7 @@ def test_a_failed_first_step_of_two_tables_keeps_the_state_of_both(tmp_path):
         optimizer = hotrow.optim.RMSprop([one.layer.weight, two.layer.weight])
         for store in (one, two):
             store.layer(torch.tensor([1, 2])).sum().backward()
-        with mock.patch.object(two, "create_slot", fail), pytest.raises(MemoryError):
+        with mock.patch.object(two.state_files, "create_slot", fail), pytest.raises(MemoryError):
             optimizer.step()
         optimizer.step()
         for folder, (weight, state) in zip(folders, saved, strict=True):

@@ -345,3 +345,6 @@ class MappedTensor:
         """Discard the changed pages in memory, so that the next read comes from the files."""
         for file in (self.file, self._sums_file):
             file.map_saved()
+
+
+Files = dict[str, MappedTensor]  # by the name of the tensor

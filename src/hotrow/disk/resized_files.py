@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from hotrow.disk.folder import Folder, reason_for
-from hotrow.disk.mapped_tensor import MappedTensor
+from hotrow.disk.mapped_tensor import Files
 from hotrow.disk.record import TABLE
 from hotrow.errors import HotrowError
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.row_change import RowChange
 
 _BLOCK_VALUES = 1 << 22  # the number of values that `take` copies at once
-
-Files = dict[str, MappedTensor]
 
 
 class ResizedFiles:

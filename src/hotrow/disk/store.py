@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hotrow.disk.access import FileAccess
 from hotrow.disk.folder import Folder, damaged_file, fix_for, reason_for
 from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, replay_journal
-from hotrow.disk.layout import Layout, check_file
-from hotrow.disk.mapped_tensor import MappedTensor, RowBlocks, filled_blocks, write_new
+from hotrow.disk.layout import check_file
+from hotrow.disk.mapped_tensor import MappedTensor
 from hotrow.disk.record import (
     RECORD_FILE,
     STEPS,
@@ -34,6 +33,7 @@ from hotrow.disk.record import (
 from hotrow.disk.resized_files import ResizedFiles
 from hotrow.disk.rest import REST_FILE, describe_rest, read_rest, serialize_rest
 from hotrow.disk.run import describe_run, find_saved_run
+from hotrow.disk.state_files import StateFiles
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.lag import RowLag
@@ -168,7 +168,6 @@ class Store:
     def _load(self, record: Record) -> None:
         """Check all files of a save, then map them and restore the training run."""
         self._session, self._possible_saves = new_name(), {record.save}
-        self._resuming = False
         record_path = self.folder / RECORD_FILE
         try:
             run = find_saved_run(record)
@@ -177,29 +176,31 @@ class Store:
         for layout, _ in record.files().values():
             check_file(self._folder, [(layout, record.save)])
         self.rest = read_rest(self._folder, record.rest)
-        self._files = {
+        files = {
             name: MappedTensor(
                 self._folder, layout, run.step_count if run and name == STEPS else None
             )
             for name, layout in record.tensors.items()
         }
-        for name, file in self._files.items():
+        for name, file in files.items():
             if self._verify or name == STEPS:
                 file.check_digest()
-        self._earlier_files, self._new_files = self._files, _NewFiles()
+        self.state_files = StateFiles(
+            self._folder, self._session, files, self._access, self._previous_save
+        )
         self.layer = self._make_layer()
         self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # for each row
         self._are_all_checked = False  # filling the array would take a byte of memory per row
         if run is not None:
-            self._resuming = True
+            self.state_files.is_resuming = True
             try:
                 run.restore(self.table)
             except ValueError as error:
                 raise damaged_file(record_path, str(error)) from None
-            self._resuming = False
+            self.state_files.is_resuming = False
 
     def _make_layer(self) -> Embedding:
-        values = self._files[TABLE].tensor()
+        values = self.state_files.used[TABLE].tensor()
         rows, columns = values.shape
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
@@ -210,7 +211,7 @@ class Store:
 
     def files(self) -> list[MappedTensor]:
         """Return the mapped files."""
-        return list(self._files.values())
+        return list(self.state_files.used.values())
 
     def __enter__(self) -> Store:
         return self
@@ -237,7 +238,7 @@ class Store:
         with self._access.exclusive():
             self._is_open = False
             self._folder.close()
-            for file in (*self.files(), *self._new_files.values()):
+            for file in (*self.files(), *self.state_files.new.values()):
                 file.close()
 
     def check_rows(self, rows: Tensor | None) -> None:
@@ -261,105 +262,13 @@ class Store:
             numbers = numbers[~self._is_checked[numbers]]
             if not len(numbers):
                 return
-        for name, file in self._files.items():
+        for name, file in self.state_files.used.items():
             if self._verify or name == STEPS:
                 file.check_rows(numbers)
         if numbers is None:
             self._are_all_checked = True
         else:
             self._is_checked[numbers] = True
-
-    # --- The optimizer state ---------------------------------------------------------------------
-
-    def create_slot(self, name: str, initial: float, replace: bool) -> Tensor:
-        """Create a (V, D) state tensor for the optimizer, filled with this initial value.
-
-        With `replace`, the tensor may replace that of an earlier optimizer of another class.
-        """
-        if self._resuming:
-            return self._files[name].tensor()
-        last = self.table.last_optimizer
-        is_used = not replace or (last is not None and last() is not None)
-        if name in self._files and is_used:
-            self._new_files = _NewFiles()
-            raise HotrowError(
-                f"{self.folder} already has the state {name!r} of another optimizer",
-                fix="use one optimizer; to switch optimizers, save and reopen the folder first",
-            )
-        table = self._files[TABLE].layout
-        return self._create_file(Layout(name, table.shape, table.dtype), initial)
-
-    def store_slot(self, name: str, values: Tensor) -> Tensor:
-        """Return a (V, D) state tensor for the optimizer, with these values."""
-        table = self._files[TABLE].layout
-        if name not in self._files:
-            return self._create_file(Layout(name, table.shape, table.dtype)).copy_(values)
-        file = self._files[name]
-        if file.is_tensor(values):
-            return values  # another tensor with its own storage would hide aliases of this one
-        return file.tensor().copy_(values.clone())  # the values may be in the same memory
-
-    def row_steps(self) -> Tensor:
-        """Return the (V,) int32 tensor with each row's last step: the saved steps, or zeros.
-
-        The optimizer calls this method after it has created its state tensors. Only then are their
-        files used. So if there is no space for one of them, the step can be repeated.
-        """
-        if STEPS in self._files:
-            steps = self._files[STEPS].tensor()
-            if not self._resuming:
-                steps.zero_()
-        else:
-            shape = self._files[TABLE].layout.shape[:1]
-            steps = self._create_file(Layout(STEPS, shape, torch.int32))
-        self._earlier_files = self._files
-        self._files, self._new_files = {**self._files, **self._new_files}, _NewFiles()
-        return steps
-
-    def discard_state(self) -> None:
-        """Forget the newest optimizer state, which no save contains; see `RowLag.discard`."""
-        self._files = self._earlier_files
-
-    def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
-        """Create and map the files of a tensor, which `row_steps` adds to the store's files."""
-        with self._access.exclusive():
-            self._check_owner()
-            if layout.name in self._new_files:  # the optimizer has begun again after an error
-                self._new_files = _NewFiles()
-            try:
-                file = self._new_files[layout.name] = self._map_new(layout, initial)
-            except BaseException:
-                self._new_files = _NewFiles()
-                raise
-            return file.tensor()
-
-    def _map_new(self, layout: Layout, initial: float) -> MappedTensor:
-        """Create the files of a tensor, and map them.
-
-        Until the next save, they have as many rows as the files of the last save. If there is a
-        tensor of the same name, of another optimizer, its files are mapped once more.
-        """
-        previous = self._previous_save()
-        saved = layout.with_rows(previous.rows)
-        values: RowBlocks = ()
-        if initial:
-            values = filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
-        exists = layout.name in previous.tensors or layout.name in self._files
-        try:
-            if not exists:
-                write_new(self._folder, saved, self._session, values)
-            file = MappedTensor(self._folder, saved)
-        except OSError as error:
-            raise HotrowError(
-                f"{self.folder / layout.file_name} could not be created ({error})",
-                fix=f"{fix_for(error)} and repeat the step; the folder contains the last save",
-            ) from None
-        if exists:
-            file.tensor().fill_(initial)
-        if layout != saved:
-            file = file.resized(layout.shape[0])
-            file.tensor()[saved.shape[0] :] = initial
-        return file
 
     def change_rows(self, change: RowChange) -> ResizedFiles:
         """Prepare a change in the rows of all files; see `ResizedFiles`.
@@ -372,10 +281,10 @@ class Store:
             self._check_owner()
             if change.sources is not None:
                 self.check_rows(None)
-            return ResizedFiles(self._folder, self._files, change, self._complete_change)
+            return ResizedFiles(self._folder, self.state_files.used, change, self._complete_change)
 
     def _complete_change(self, files: dict[str, MappedTensor], change: RowChange) -> None:
-        self._files = files
+        self.state_files.used = files
         if not self._are_all_checked:
             is_checked = np.ones(change.new_count, np.bool_)  # added rows aren't in the files
             kept = min(change.old_count, change.new_count)
@@ -413,7 +322,7 @@ class Store:
     def _save(self, rest: bytes) -> None:
         record = self._describe_save(self._previous_save(), rest)
         record_data = self._serialize(record)
-        files = [self._files[name] for name in record.tensors]
+        files = [self.state_files.used[name] for name in record.tensors]
         for _, layout in record.files().values():
             check_file(self._folder, [(layout, save) for save in (record.previous, self._session)])
         for file in files:
@@ -422,8 +331,7 @@ class Store:
         self._possible_saves.add(record.save)
         commit(self._folder, self._writes(record, record_data, rest))
         self._possible_saves = {record.save}
-        self._files = {file.layout.name: file for file in files}
-        self._new_files = _NewFiles()  # left by a step that failed
+        self.state_files.keep(record.tensors)
         for file in files:
             file.map_saved()
 
@@ -444,7 +352,7 @@ class Store:
 
     def _check_mapping(self) -> None:
         """Check that a save of the files would contain the table and its optimizer state."""
-        weight, layout = self.layer.weight, self._files[TABLE].layout
+        weight, layout = self.layer.weight, self.state_files.used[TABLE].layout
         current = weight.raw_data if isinstance(weight, Table) else weight
         is_table = weight is self.table or current.data_ptr() == self.table.raw_data.data_ptr()
         is_like_files = (current.dtype, tuple(current.shape)) == (layout.dtype, layout.shape)
@@ -475,10 +383,11 @@ class Store:
         if isinstance(lag, RowLag):
             tensors |= {STEPS: lag.row_steps, **lag.slots}
         for name, tensor in tensors.items():
-            self._files[name].update(tensor)
+            self.state_files.used[name].update(tensor)
 
     def _previous_save(self) -> Record:
         """Return the record of the last save; finish that save if a full disk interrupted it."""
+        self._check_owner()
         if self._folder.is_replaced():
             raise HotrowError(
                 f"another folder has replaced {self.folder}, which was moved while it was open",
@@ -508,7 +417,7 @@ class Store:
                 )
             names, run = [TABLE, STEPS, *lag.slots], describe_run(lag)
             lag.check_unused_state("save")
-        elif len(self._files) > 1:
+        elif len(self.state_files.used) > 1:
             raise HotrowError(
                 "the optimizer state cannot be saved, because the optimizer has settled all "
                 "rows and closed its ledger, for example in load_state_dict()",
@@ -520,7 +429,7 @@ class Store:
             previous=previous.save,
             session=self._session,
             previous_rows=previous.rows,
-            tensors={name: self._files[name].layout for name in names},
+            tensors={name: self.state_files.used[name].layout for name in names},
             rest=describe_rest(rest),
             run=run,
             behind=self.table.has_stale_rows,
@@ -544,11 +453,7 @@ class Store:
         yield REST_FILE, WHOLE_FILE, rest
         for name in record.tensors:
             check = self._verify or name == STEPS
-            yield from self._files[name].changes(record.save, check=check)
-
-
-class _NewFiles(dict[str, MappedTensor]):
-    """The files of an optimizer state that is not complete yet, by the name of the tensor."""
+            yield from self.state_files.used[name].changes(record.save, check=check)
 
 
 @contextmanager

@@ -131,7 +131,7 @@ class RowLag:
         if table.backing is None:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         else:
-            self.row_steps = table.backing.row_steps()
+            self.row_steps = table.backing.state_files.row_steps()
         if table.frozen is not None:
             self.row_steps[table.frozen] = FROZEN
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
@@ -162,7 +162,7 @@ class RowLag:
         backing = self.table.backing
         if loaded is not None:
             self._check_slot(name, loaded)
-            return loaded if backing is None else backing.store_slot(name, loaded)
+            return loaded if backing is None else backing.state_files.store_slot(name, loaded)
         if self.ledger.rule.has_step_count and self.state:
             raise HotrowError(
                 f"the optimizer state has no {name!r}, but its step count is "
@@ -171,8 +171,10 @@ class RowLag:
             )
         if backing is None:
             return torch.full_like(self.values, initial)
+        last = self.table.last_optimizer
+        is_in_use = last is not None and last() is not None
         replaces_other = self.replaced is not None and self.replaced.state is not self.state
-        return backing.create_slot(name, initial, replaces_other)
+        return backing.state_files.create_slot(name, initial, replaces_other and not is_in_use)
 
     def _check_slot(self, name: str, slot: Tensor) -> None:
         for prop, actual, expected in (
@@ -468,7 +470,7 @@ class RowLag:
         self._detach()
         self.state.clear()
         if table.backing is not None:
-            table.backing.discard_state()
+            table.backing.state_files.discard()
         RowLag.restore(table, self.replaced)
 
     @staticmethod

@@ -127,8 +127,8 @@ class ChangedFiles(Protocol):
         """Use the new files from now on."""
 
 
-class Backing(Protocol):
-    """The files of a memory-mapped table and its optimizer state; see `hotrow.disk.Store`."""
+class StateFiles(Protocol):
+    """The files of a table's optimizer state; see `hotrow.disk.state_files.StateFiles`."""
 
     def create_slot(self, name: str, initial: float, replace: bool) -> Tensor:
         """Create a (V, D) state tensor filled with `initial` in a memory-mapped file.
@@ -142,8 +142,16 @@ class Backing(Protocol):
     def row_steps(self) -> Tensor:
         """Return a memory-mapped (V,) int32 tensor of zeros, for the step count of each row."""
 
-    def discard_state(self) -> None:
+    def discard(self) -> None:
         """Forget the optimizer state, which must be new."""
+
+
+class Backing(Protocol):
+    """The files of a memory-mapped table and its optimizer state; see `hotrow.disk.Store`."""
+
+    @property
+    def state_files(self) -> StateFiles:
+        """The files of the optimizer state."""
 
     def check_rows(self, rows: Tensor | None) -> None:
         """Check that the files of these rows, or of all rows if `rows` is None, are undamaged."""
