@@ -11,7 +11,7 @@ from torch import nn
 
 import hotrow
 from hotrow import HotrowError, disk, vocabulary
-from hotrow.optim import lag
+from hotrow.optim import exclusive_access
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary import changing
 from hotrow.vocabulary.keys import IntegerKeys, TextKeys
@@ -321,9 +321,9 @@ def test_other_threads_wait_until_all_layers_have_changed(monkeypatch):
     taken = []
 
     def try_to_settle():
-        taken.append(lag._lock.acquire(blocking=False))
+        taken.append(exclusive_access.lock.acquire(blocking=False))
         if taken[-1]:
-            lag._lock.release()
+            exclusive_access.lock.release()
 
     def watch(name):
         original = getattr(changing, name)

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hotrow.errors import HotrowError
-from hotrow.optim.lag import ExclusiveAccess, RowLag
+from hotrow.optim.exclusive_access import ExclusiveAccess
+from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
 
 

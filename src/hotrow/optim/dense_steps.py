@@ -1,6 +1,12 @@
-"""Decide which tables take torch's dense step, and check the gradients before any step."""
+"""Decide which tables take torch's dense step, and prepare tables for it.
+
+All gradients are checked before any step.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,10 +14,11 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import ParamGroup, Rule
-from hotrow.table.autograd import storage_use_count
+from hotrow.table.autograd import set_strides, storage_use_count, stored_values, with_strides
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
+TableStates = MutableMapping[Any, Any]  # an optimizer's state of each parameter
 TableGradient = tuple[ParamGroup, Table, Tensor]  # a table with its options and its gradient
 # Why a table takes a dense step, and how to avoid it.
 Reason = tuple[str, str]
@@ -116,3 +123,51 @@ def _address_range(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+
+
+def dense_gradient(
+    gradient: Tensor, group: ParamGroup, table: Table, states: TableStates
+) -> Tensor:
+    """Return the gradient for torch's own step.
+
+    For a fused step, the gradient and the state must have the parameter's strides. torch's
+    fused CPU kernels read all three tensors in memory order, and would otherwise mix up values.
+    """
+    if isinstance(gradient, RowGradient):
+        gradient = gradient.as_dense()
+    if not group.get("fused"):
+        return gradient
+    match_strides(states[table], table, shared=True)
+    return with_strides(gradient, table.stride())
+
+
+def match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
+    """Give a state's tensors the table's strides; tensors with aliases change only if `shared`."""
+    for name, value in dict.items(state):
+        if isinstance(value, Tensor) and value.shape == table.shape:
+            stored = stored_values(value)
+            dict.__setitem__(state, name, stored)
+            set_strides(stored, table.stride(), shared)
+
+
+def copy_frozen_rows(
+    table: Table, states: TableStates, initial: Mapping[str, float]
+) -> Callable[[], None]:
+    """Return a function that restores the frozen rows after torch's step has changed them."""
+
+    def frozen_rows(tensor: Tensor) -> Tensor:
+        return (tensor.t() if table.columns else tensor)[table.frozen]
+
+    values = frozen_rows(table.raw_data)
+    state = states.get(table, {})
+    slots = {name: frozen_rows(state[name]) for name in initial if name in state}
+
+    def put_back() -> None:
+        table.raw_rows[table.frozen] = values
+        for name, value in initial.items():
+            slot = states[table].get(name)
+            if slot is not None:
+                rows = slot.t() if table.columns else slot
+                rows[table.frozen] = slots.get(name, value)
+
+    return put_back

@@ -12,13 +12,8 @@ from typing import Protocol
 from hotrow.errors import HotrowError
 from hotrow.kernels.program import Program
 from hotrow.optim import updater
-from hotrow.optim.lag import (
-    MAX_LEDGER_ENTRIES,
-    ExclusiveAccess,
-    RowLag,
-    TableStep,
-    finish_step,
-)
+from hotrow.optim.exclusive_access import ExclusiveAccess
+from hotrow.optim.lag import MAX_LEDGER_ENTRIES, RowLag, TableStep, finish_step
 from hotrow.optim.rule import ParamGroup
 from hotrow.optim.updater import RowUpdater
 

@@ -6,8 +6,6 @@ of the table and of its state call `settle`, `look_up` or `peek`.
 
 from __future__ import annotations
 
-import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,8 @@ from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.program import FROZEN
-from hotrow.optim.interrupts import PostponedSignals
+from hotrow.optim import exclusive_access
+from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, ScalarState, scalar_dtype
 from hotrow.optim.state import RowState
@@ -36,48 +35,6 @@ _T = TypeVar("_T")
 
 ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live alias
 MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger
-
-
-# Only one thread settles rows at a time, so that no row is settled twice.
-_lock = threading.RLock()
-
-
-def _replace_lock() -> None:
-    """Create a new lock in a forked child; a thread of the parent may have held the old lock."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_lock)
-
-
-class ExclusiveAccess:
-    """A context manager that allows only one row operation at a time, even within one thread."""
-
-    __slots__ = ("_lags", "_lock", "_signals")
-
-    def __init__(self, *lags: RowLag) -> None:
-        self._lags, self._lock, self._signals = lags, _lock, PostponedSignals()
-
-    def __enter__(self) -> None:
-        self._signals.__enter__()
-        self._lock.acquire()
-        try:
-            for lag in self._lags:
-                lag.check_idle()
-        except HotrowError:
-            self._lock.release()
-            self._signals.__exit__()
-            raise
-        for lag in self._lags:
-            lag.is_busy = True
-
-    def __exit__(self, *error: object) -> None:
-        for lag in self._lags:
-            lag.is_busy = False
-        self._lock.release()
-        self._signals.__exit__()
 
 
 class Replaced(NamedTuple):
@@ -293,7 +250,7 @@ class RowLag:
         `RowOperators.look_up` describes which rows are stored.
         """
         self._check_storage()
-        with _lock:
+        with exclusive_access.lock:
             self.check_idle()
             if self.is_closed:
                 return self._read(ids)

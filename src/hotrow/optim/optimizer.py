@@ -22,9 +22,16 @@ from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim import graphs
-from hotrow.optim.dense_steps import TableGradient, find_reasons
+from hotrow.optim.dense_steps import (
+    TableGradient,
+    copy_frozen_rows,
+    dense_gradient,
+    find_reasons,
+    match_strides,
+)
+from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import ExclusiveAccess, Replaced, RowLag
+from hotrow.optim.lag import Replaced, RowLag
 from hotrow.optim.loading import (
     check_group,
     check_ranges,
@@ -41,7 +48,6 @@ from hotrow.optim.misuse import (
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
-from hotrow.table.autograd import set_strides, stored_values, with_strides
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
 from hotrow.table.row_change import trim_storage
@@ -82,15 +88,6 @@ def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
         else v
         for k, v in state.items()
     }
-
-
-def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Give a state's tensors the table's strides; tensors with aliases change only if `shared`."""
-    for name, value in dict.items(state):
-        if isinstance(value, Tensor) and value.shape == table.shape:
-            stored = stored_values(value)
-            dict.__setitem__(state, name, stored)
-            set_strides(stored, table.stride(), shared)
 
 
 # RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
@@ -283,9 +280,11 @@ class RowOptimizer(_Optimizer):
             table.grad = None  # torch skips tables without a gradient
         try:
             for group, table, gradient in dense:
-                table.grad = self._dense_gradient(group, table, gradient)
+                table.grad = dense_gradient(gradient, group, table, self.state)
                 if table.frozen is not None:
-                    put_back.append(self._copy_frozen_rows(group, table))
+                    put_back.append(
+                        copy_frozen_rows(table, self.state, self.rule.initial_slots(group))
+                    )
             self._torch_step()
         finally:
             for _, table, gradient in gradients:
@@ -293,45 +292,12 @@ class RowOptimizer(_Optimizer):
             for put_back_rows in put_back:
                 put_back_rows()
 
-    def _copy_frozen_rows(self, group: ParamGroup, table: Table) -> Callable[[], None]:
-        """Return a function that restores the frozen rows after torch's step has changed them."""
-
-        def frozen_rows(tensor: Tensor) -> Tensor:
-            return (tensor.t() if table.columns else tensor)[table.frozen]
-
-        values = frozen_rows(table.raw_data)
-        state, initial = self.state.get(table, {}), self.rule.initial_slots(group)
-        slots = {name: frozen_rows(state[name]) for name in initial if name in state}
-
-        def put_back() -> None:
-            table.raw_rows[table.frozen] = values
-            for name, value in initial.items():
-                slot = self.state[table].get(name)
-                if slot is not None:
-                    rows = slot.t() if table.columns else slot
-                    rows[table.frozen] = slots.get(name, value)
-
-        return put_back
-
     def _torch_step(self) -> None:
         """Run torch's step without its hooks, which have already run for this step."""
         step: Callable[..., Any] = self.torch_class.step
         if getattr(step, "hooked", False):
             step = step.__wrapped__  # type: ignore[attr-defined]
         step(self)
-
-    def _dense_gradient(self, group: ParamGroup, table: Table, gradient: Tensor) -> Tensor:
-        """Return the gradient for torch's own step.
-
-        For a fused step, the gradient and the state must have the parameter's strides. torch's
-        fused CPU kernels read all three tensors in memory order, and would otherwise mix up values.
-        """
-        if isinstance(gradient, RowGradient):
-            gradient = gradient.as_dense()
-        if not group.get("fused"):
-            return gradient
-        _match_strides(self.state[table], table, shared=True)
-        return with_strides(gradient, table.stride())
 
     def _adopt_tables(self) -> None:
         """Convert looked-up parameters to tables, except in groups with unsupported options."""
@@ -372,7 +338,7 @@ class RowOptimizer(_Optimizer):
                 table.close_lag()  # the lag belongs to another optimizer or has other options
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
-                _match_strides(state, table)
+                match_strides(state, table)
                 # A table on disk may have taken steps without any slots.
                 may_be_new = table.backing is None or bool(self.rule.initial_slots(group))
                 replaces_other = replaced is not None and replaced.state is not state

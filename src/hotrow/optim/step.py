@@ -6,7 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from hotrow.kernels import devices
 from hotrow.optim import graphs, updater
-from hotrow.optim.lag import ExclusiveAccess, RowLag, TableStep, finish_step
+from hotrow.optim.exclusive_access import ExclusiveAccess
+from hotrow.optim.lag import RowLag, TableStep, finish_step
 from hotrow.optim.ledger import Ledger
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import digest
+from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import ExclusiveAccess, RowLag
+from hotrow.optim.lag import RowLag
 from hotrow.table.autograd import replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table

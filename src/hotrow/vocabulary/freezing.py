@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, check_range, digest
-from hotrow.optim.lag import ExclusiveAccess
+from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.table.parameter import Table
 from hotrow.vocabulary.layers import check_in_memory, find_layers
 

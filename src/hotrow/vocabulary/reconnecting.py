@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.optim.lag import ExclusiveAccess
+from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.table.autograd import replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
