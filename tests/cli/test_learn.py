@@ -176,6 +176,32 @@ def test_a_cache_that_another_user_controls_is_not_used(
     path.parent.rmdir()
 
 
+def test_a_link_of_another_user_is_not_followed(
+    learn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "learn.html").write_text("my page")
+    cache_folder().parent.mkdir()
+    cache_folder().symlink_to(own)
+    assert learn("--print-path").out == f"{own / 'learn.html'}\n"
+    (own / "learn.html").write_text("my page")
+    status = cache_folder().lstat()
+    lstat = Path.lstat
+
+    def lstat_of_other_user(path: Path) -> os.stat_result:
+        if path != cache_folder():
+            return lstat(path)
+        return os.stat_result((*status[:4], status.st_uid + 1, *status[5:]))
+
+    monkeypatch.setattr(Path, "lstat", lstat_of_other_user)
+    path = Path(learn("--print-path").out.strip())
+    assert path.parent != own
+    assert (own / "learn.html").read_text() == "my page"
+    path.unlink()
+    path.parent.rmdir()
+
+
 def test_a_relative_cache_folder_is_opened_by_its_absolute_path(
     learn: Run, monkeypatch: pytest.MonkeyPatch, opened: list[str], tmp_path: Path
 ) -> None:

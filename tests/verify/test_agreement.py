@@ -70,6 +70,19 @@ def test_float64_at_opposite_ends_does_not_overflow():
     assert not found.equal
 
 
+def test_flushed_denormals_are_not_zeros():
+    a, b = torch.tensor([1e-40]), torch.tensor([7e-40])
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        found = compare_tensors("x", a, b)
+        zeros = compare_tensors("x", torch.tensor([0.0]), torch.tensor([-0.0]))
+    finally:
+        torch.set_flush_denormal(False)
+    assert (found.verdict, found.equal) == ("different", False)
+    assert zeros.verdict == "zeros"
+
+
 def test_signs_of_zeros():
     found = compare_tensors("output", torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
     assert (found.verdict, found.equal, found.max_ulp, found.bitwise_count) == ("zeros", True, 0, 1)

@@ -34,7 +34,10 @@ def write_cached(text: str, name: str) -> Path:
         RuntimeError: the user has no home folder.
     """
     # A browser needs an absolute path, but a path from the environment may be relative.
-    folder = cache_folder().resolve()
+    folder = cache_folder().absolute()
+    for path in (folder, *folder.parents):
+        _check_link(path)
+    folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_private(folder)
     path = folder / name
@@ -49,13 +52,25 @@ def _check_private(folder: Path) -> None:
     if not hasattr(os, "geteuid"):  # Windows
         return
     status = folder.stat()
-    is_foreign, is_shared = status.st_uid != os.geteuid(), bool(status.st_mode & stat.S_IWOTH)
-    if is_foreign or is_shared:
-        why = "belongs to another user" if is_foreign else "is writable by all users"
-        raise HotrowError(
-            f"the cache folder {folder} {why}",
-            fix="set XDG_CACHE_HOME to a folder that only you can write to",
-        )
+    if status.st_uid != os.geteuid():
+        raise _foreign_folder(folder, "belongs to another user")
+    if status.st_mode & stat.S_IWOTH:
+        raise _foreign_folder(folder, "is writable by all users")
+
+
+def _check_link(path: Path) -> None:
+    """Raise an error if the path is a link that another user has created."""
+    if path.is_symlink() and hasattr(os, "geteuid"):
+        owner = path.lstat().st_uid
+        if owner not in (os.geteuid(), 0):
+            raise _foreign_folder(path, "is a link of another user")
+
+
+def _foreign_folder(folder: Path, why: str) -> HotrowError:
+    return HotrowError(
+        f"the cache folder {folder} {why}",
+        fix="set XDG_CACHE_HOME to a folder that only you can write to",
+    )
 
 
 def cache_folder() -> Path:

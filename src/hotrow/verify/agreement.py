@@ -197,7 +197,10 @@ def _measure_errors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     overflows = ((rank_x >> 1) - (rank_y >> 1)).abs() >= 1 << 61
     ulp = torch.where(overflows, _NAN_ULP - 1, (rank_x - rank_y).abs())
     ulp = torch.where(nan_x != nan_y, _NAN_ULP, ulp)
-    return error, torch.where(nan_x & nan_y, 0, ulp)
+    ulp = torch.where(nan_x & nan_y, 0, ulp)
+    # With `torch.set_flush_denormal(True)`, the smallest numbers count as zeros above.
+    smallest = torch.finfo(torch.float64).tiny
+    return torch.where((error == 0) & (ulp > 0), smallest, error), ulp
 
 
 def _float_rank(x: Tensor) -> Tensor:
