@@ -30,6 +30,14 @@ def twins(*size, **options):
     return ours, torchs
 
 
+def converted_twins(*size, **options):
+    """Return an embedding whose weight is a table, and a torch embedding with the same values."""
+    torchs = nn.Embedding(*size, **options)
+    ours = hotrow.convert(copy.deepcopy(torchs), min_entries=0)
+    assert isinstance(ours.weight, Table)
+    return ours, torchs
+
+
 def dense(gradient):
     return gradient.to_dense() if gradient.is_sparse else gradient
 
@@ -166,6 +174,33 @@ def test_options_match_torch(options):
         output.backward(output_gradient)
         assert layer.weight.grad.is_sparse == bool(options.get("sparse"))
         results.append((output, dense(layer.weight.grad), layer.weight))
+    for ours_result, torchs_result in zip(*results, strict=True):
+        assert_same_bits(ours_result, torchs_result)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padding_idx", [None, 2])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_frequent_ids_get_the_same_bits_as_in_torch(dtype, padding_idx, compiled):
+    options = {"padding_idx": padding_idx, "scale_grad_by_freq": True}
+    ours, torchs = converted_twins(9, 5, dtype=dtype, **options)
+    look_up = torch.compile(ours, backend="aot_eager") if compiled else ours
+    for size in (0, 1, 60):
+        ids, output_gradient = torch.randint(7, (size,)), torch.randn(size, 5, dtype=dtype)
+        for layer, output in ((ours, look_up(ids)), (torchs, torchs(ids))):
+            layer.weight.grad = None
+            output.backward(output_gradient)
+        assert isinstance(ours.weight.grad, RowGradient)
+        assert_same_bits(ours.weight.grad.as_dense(), torchs.weight.grad)
+
+
+def test_the_second_derivative_with_frequencies_matches_torch():
+    results = []
+    for layer in converted_twins(7, 3, scale_grad_by_freq=True):
+        factor = torch.arange(1.0, 6.0, requires_grad=True)
+        loss = (layer(torch.tensor([1, 1, 4, 1, 0])) * factor[:, None].sin()).sum()
+        (gradient,) = torch.autograd.grad(loss, layer.weight, create_graph=True)
+        results.append((dense(gradient.detach()), *torch.autograd.grad(gradient.sum(), factor)))
     for ours_result, torchs_result in zip(*results, strict=True):
         assert_same_bits(ours_result, torchs_result)
 
