@@ -600,3 +600,41 @@ def test_state_that_the_options_do_not_use_keeps_its_rows(name, on, off, change)
         outcomes.append([layer.weight.detach(), *state.values()])
     for one, other in zip(*outcomes, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("change", ["take", "grow"])
+@pytest.mark.parametrize(
+    ("name", "on", "off"),
+    [
+        ("SGD", {"momentum": 0.9}, {"momentum": 0}),
+        ("Adam", {"amsgrad": True}, {"amsgrad": False}),
+        ("RMSprop", {"centered": True, "momentum": 0.5}, {"centered": False, "momentum": 0}),
+    ],
+)
+def test_an_option_is_switched_off_before_the_rows_change(name, on, off, change):
+    outcomes = []
+    for library in (hotrow.optim, torch.optim):
+        torch.manual_seed(0)
+        layer = nn.Embedding(6, 2, dtype=torch.float64)
+        if library is hotrow.optim:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert type(layer.weight) is Table
+        optimizer = getattr(library, name)(layer.parameters(), lr=0.1, **on)
+        for t in range(12):
+            optimizer.param_groups[0].update(off if 4 <= t < 8 else on)
+            if t in (4, 8):  # the last step had other options
+                if library is hotrow.optim:
+                    assert isinstance(layer.weight.lag, RowLag)
+                if change == "take":
+                    vocabulary.take(layer, [5, 4, 3, -1, 1, 0], optimizer, init=torch.ones(1, 2))
+                else:
+                    count = len(layer.weight) + 2
+                    vocabulary.resize(layer, count, optimizer, init=torch.ones(2, 2))
+            optimizer.zero_grad()
+            rows = torch.tensor([t % 3, 2, len(layer.weight) - 1])
+            (layer(rows) * torch.arange(1.0, 7).reshape(3, 2)).sum().backward()
+            optimizer.step()
+        state = optimizer.state_dict()["state"][0]
+        outcomes.append([layer.weight.detach(), *(state[key] for key in sorted(state))])
+    for ours, torchs in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours, torchs)

@@ -332,6 +332,7 @@ class RowLag:
         """Compute the changed rows of the table and of the slots, without settling any row.
 
         The missed steps of old rows can still be applied later. Added rows have no missed steps.
+        `initial_slots` lacks the slots of an option that was set to 0 or False since the last step.
 
         Returns:
             The new values of the table, and a function that completes the change. Call this
@@ -347,7 +348,7 @@ class RowLag:
             # 2 uses of the table's storage are expected: `values` and the table. A slot has only 1.
             values = self._change_tensor(change, files, self.values, added, 2)
             new_slots = {
-                name: self._change_tensor(change, files, slot, initial_slots[name], 1)
+                name: self._change_tensor(change, files, slot, initial_slots.get(name, 0.0), 1)
                 for name, slot in self.slots.items()
             }
             new_unused = {
