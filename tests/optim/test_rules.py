@@ -7,8 +7,10 @@ against a higher-precision reference must not exceed that of unchanged torch.opt
 ulp.
 """
 
+import copy
 import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from hotrow.verify.sameness import SCALES
 from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
 from tests.support.training import (
+    BROKEN_STATES,
     EXTREME_ROWS,
     RULES,
     Batches,
@@ -35,6 +38,7 @@ from tests.support.training import (
     configurations,
     label,
     make_torch_optimizer,
+    train_broken_row,
     train_dense,
     train_extreme_row,
     train_long_double,
@@ -765,8 +769,8 @@ class NoBound(Altered):
 class PreviousBlock(Altered):
     """Use blocks that end one step too early."""
 
-    def alter(self, blocks, ends, first):
-        return blocks, np.concatenate([ends[:1], ends[:-1]]), first
+    def alter(self, blocks, ends, *rest):
+        return blocks, np.concatenate([ends[:1], ends[:-1]]), *rest
 
 
 class OtherLimits(Altered):
@@ -868,3 +872,49 @@ def test_a_row_with_infinite_values_or_factors(name, options, weight, dtype, com
         train_extreme_row(library, name, options, weight, dtype) for library in (optim, torch.optim)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "options", "slot", "value"), BROKEN_STATES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_idle_rows_with_a_broken_state(name, options, slot, value, dtype, compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    for missed_steps in (3, 60):
+        ours, theirs = (
+            train_broken_row(library, name, options, slot, value, missed_steps, dtype)
+            for library in (optim, torch.optim)
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("SGD", {"momentum": 0.9}), ("ASGD", {}), ("RMSprop", {}), ("RMSprop", {"centered": True}),
+    ("Adadelta", {}), ("Adagrad", {}), ("Adam", {}), ("Adam", {"amsgrad": True}), ("NAdam", {}),
+    ("RAdam", {}), ("Adamax", {}), ("Rprop", {}),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("compiled", [True, False])
+def test_weights_restored_after_a_nan_gradient(name, options, compiled, uncompiled):
+    """Load the last good weights, but keep the optimizer, whose state contains NaN."""
+    if not compiled:
+        uncompiled()
+    weights = []
+    for library in (optim, torch.optim):
+        layer = torch.nn.Embedding(5, 2, _weight=torch.ones(5, 2))
+        if library is optim:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizer = getattr(library, name)(layer.parameters(), lr=0.01, **options)
+        for step in range(20):
+            if step == 1:
+                good = copy.deepcopy(layer.state_dict())
+            if step == 2:
+                layer.load_state_dict(good)
+            optimizer.zero_grad()
+            rows = [0, 1, 2, 3] if step == 0 else [0, 1] if step == 1 else [2, 3]
+            (layer(torch.tensor(rows)) * (math.nan if step == 1 else 1.0)).sum().backward()
+            optimizer.step()
+        if library is optim:
+            assert layer.weight.has_stale_rows == (name != "Adagrad")
+        weights.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=0, equal_nan=True)

@@ -1,5 +1,6 @@
 """Train with torch.optim on a dense parameter, and with hotrow's rules on the touched rows."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -287,6 +288,55 @@ def train_extreme_row(library, name, options, weight, dtype):
         rows = [0, 1] if step == 0 and overflows else [0]
         (layer(torch.tensor(rows)).sum(1) * gradient[: len(rows)]).sum().backward()
         optimizer.step()
+    state = optimizer.state[layer.weight]
+    slots = [state[key][1].clone() for key in sorted(state) if state[key].ndim]
+    return [layer.weight.detach()[1].clone(), *slots]
+
+
+# States that torch turns into NaN in an idle row, or that stay as they are; see `train_broken_row`.
+BROKEN_STATES = [
+    ("SGD", {"momentum": 0.9}, "momentum_buffer", math.nan),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1}, "momentum_buffer", math.inf),
+    ("SGD", {"momentum": 0.9, "lr": 0.0}, "momentum_buffer", math.nan),
+    ("ASGD", {"t0": 2.0}, "ax", math.nan),
+    ("RMSprop", {}, "square_avg", math.nan),
+    ("RMSprop", {}, "square_avg", -1.0),
+    ("RMSprop", {}, "square_avg", math.inf),
+    ("RMSprop", {"momentum": 0.5}, "square_avg", math.nan),
+    ("RMSprop", {"momentum": 0.5}, "momentum_buffer", math.inf),
+    ("RMSprop", {"centered": True}, "square_avg", math.nan),
+    ("RMSprop", {"centered": True}, "grad_avg", math.nan),
+    ("RMSprop", {"centered": True}, "grad_avg", math.inf),
+    ("RMSprop", {"centered": True, "momentum": 0.5}, "grad_avg", 10.0),
+    ("Adadelta", {}, "square_avg", math.nan),
+    ("Adadelta", {}, "acc_delta", math.nan),
+    ("Adadelta", {}, "acc_delta", math.inf),
+    ("Adadelta", {}, "acc_delta", -1.0),
+    ("Adadelta", {"eps": 1e-3}, "acc_delta", -1e-4),
+    ("Adam", {"amsgrad": True}, "exp_avg_sq", math.nan),
+    ("Adam", {"amsgrad": True}, "max_exp_avg_sq", math.nan),
+    ("Rprop", {}, "step_size", math.nan),
+    ("Rprop", {"step_sizes": (1e-6, math.inf)}, "step_size", math.inf),
+    ("Adagrad", {}, "sum", math.nan),
+    ("Adagrad", {}, "sum", -1.0),
+]
+
+
+def train_broken_row(library, name, options, slot, value, missed_steps, dtype=torch.float32):
+    """Write `value` to the state of a row that then misses steps; return the row's values."""
+    layer = torch.nn.Embedding(3, 2, _weight=torch.arange(1.0, 7).reshape(3, 2).to(dtype))
+    if library is optim:
+        layer = hotrow.convert(layer, min_entries=0)
+        assert isinstance(layer.weight, Table)
+    optimizer = getattr(library, name)(layer.parameters(), **{"lr": 0.01, **options})
+    for step in range(2 + missed_steps):
+        optimizer.zero_grad()
+        layer(torch.tensor([0, 1] if step < 2 else [0, 2])).sum().backward()
+        optimizer.step()
+        if step == 1:
+            optimizer.state[layer.weight][slot][1, 0] = value
+    if library is optim:
+        assert layer.weight.has_stale_rows == (name != "Adagrad")
     state = optimizer.state[layer.weight]
     slots = [state[key][1].clone() for key in sorted(state) if state[key].ndim]
     return [layer.weight.detach()[1].clone(), *slots]

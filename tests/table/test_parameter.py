@@ -31,7 +31,7 @@ def twins():
 class Recorder:
     """A lag that records the calls to its methods."""
 
-    has_stale_rows = True
+    has_stale_rows, was_written = True, False
 
     def __init__(self):
         self.calls = []

@@ -96,6 +96,8 @@ class RowLag:
         self.is_broken = False  # whether an error has interrupted an operation halfway
         self.is_closed = False
         self.is_new = False  # whether the optimizer had no state for the table before
+        # Whether other code may have written to the table or its state since the last step.
+        self.was_written = table.backing is None and bool(loaded)
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
@@ -422,6 +424,20 @@ class RowLag:
         if self.has_stale_rows:
             self.settle(None)
 
+    def finish_write(self) -> None:
+        """After a step, make the weights NaN that torch makes NaN, if the step skips idle rows.
+
+        torch divides 0 by the root of a slot, which is NaN if the slot is NaN or negative. Steps
+        leave NaN in such a row themselves, so this is needed only after other code has written to
+        the table or to the state.
+        """
+        if self.ledger.idle_rows_unchanged:
+            rows, slots = self._row_views()
+            for slot in slots:
+                becomes_nan = ~(slot >= 0) & (self.row_steps != FROZEN)[:, None]
+                rows.masked_fill_(becomes_nan, torch.nan)
+        self.was_written = False
+
     def discard(self) -> None:
         """Remove this lag and its new state, because its first step has failed."""
         table = self.table
@@ -471,6 +487,8 @@ def finish_step(lags: Sequence[RowLag]) -> None:
     )
     for lag in lags:
         lag.replaced = None
+        if lag.was_written:
+            lag.finish_write()
         if lag.has_stale_rows and lag.has_alias():
             lag.settle_all()
 

@@ -12,7 +12,9 @@ from hotrow.table.row_change import trim_storage
 
 
 class StateLag(Protocol):
-    """The methods of `RowLag` that `RowState` calls."""
+    """The part of `RowLag` that `RowState` uses."""
+
+    was_written: bool
 
     def settle_all(self) -> None:
         """Settle all rows, so that the state equals torch's."""
@@ -47,6 +49,8 @@ class RowState(dict[str, Any]):
             lag.settle_all()
         value = dict.__getitem__(self, name)
         is_alias = isinstance(value, Tensor) and value.ndim
+        if lag is not None and is_alias:
+            lag.was_written = True  # the caller may write to the alias
         return trim_storage(value.detach()) if is_alias else value
 
     def __setitem__(self, name: str, value: Any) -> None:

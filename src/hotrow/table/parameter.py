@@ -273,7 +273,11 @@ class Table(nn.Parameter):
                 table.close_lag()  # the next step starts from the new storage
                 args = table, stored_values(args[1])
         with torch._C.DisableTorchFunctionSubclass():
+            lags = [(table.__dict__.get("lag"), table) for table in tables]
+            versions = [(lag, table, table._version) for lag, table in lags if lag is not None]
             result = func(*args, **kwargs)
+            for lag, table, version in versions:
+                lag.was_written |= table._version != version
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)

@@ -18,7 +18,13 @@ _Table = TypeVar("_Table", bound=Tensor, contravariant=True)
 
 
 class Lag(Protocol):
-    """A record of the steps that a table's rows have missed; see `hotrow.optim.lag.RowLag`."""
+    """A record of the steps that a table's rows have missed; see `hotrow.optim.lag.RowLag`.
+
+    Attributes:
+        was_written: whether other code may have written to the table since the last step.
+    """
+
+    was_written: bool
 
     @property
     def has_stale_rows(self) -> bool:

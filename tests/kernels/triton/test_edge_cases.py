@@ -14,8 +14,10 @@ from tests.support.exhaustive import exhaustive
 from tests.support.gpu_model import COLUMNS, ROWS, make_training
 from tests.support.tolerance import assert_same_bits
 from tests.support.training import (
+    BROKEN_STATES,
     EXTREME_ROWS,
     RULES,
+    train_broken_row,
     train_extreme_row,
     train_with_low_maximum,
 )
@@ -130,4 +132,13 @@ def test_a_row_with_infinite_values_or_factors(name, options, weight, interpret)
     theirs = train_extreme_row(torch.optim, name, options, weight, torch.float32)
     interpret()
     ours = train_extreme_row(optim, name, options, weight, torch.float32)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NumPy
+@pytest.mark.parametrize(("name", "options", "slot", "value"), BROKEN_STATES, ids=str)
+def test_idle_rows_with_a_broken_state(name, options, slot, value, interpret):
+    theirs = train_broken_row(torch.optim, name, options, slot, value, 20)
+    interpret()
+    ours = train_broken_row(optim, name, options, slot, value, 20)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-30, equal_nan=True)

@@ -42,7 +42,7 @@ def advance_series(
     top = slots[len(slots) - 1]
     may_skip = (end_step - t >= MIN_STEPS) & (t >= tl.load(numbers).to(tl.int32))
     if len(slots) == 3:
-        behind = (top < slots[1]) & inside
+        behind = ((slots[1] <= top) == 0) & (top == top) & inside
         may_skip = may_skip & (tl.max(behind.to(tl.int32), 0) == 0)
     if may_skip:
         row = arrays[0] + t.to(tl.int64) * WIDTH
@@ -108,9 +108,21 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
     """Multiply a row by the product of the steps' matrices, for SGD, ASGD, RMSprop and Adadelta."""
     n: tl.constexpr = len(slots) + 1
     dtype: tl.constexpr = w.dtype
-    infinite = (tl.abs(w) == INFINITY) & inside
     may_skip = (end_step - t >= MIN_LINEAR_STEPS) & (t >= tl.load(numbers).to(tl.int32))
-    if may_skip & (tl.max(infinite.to(tl.int32), 0) == 0):
+    root_count = tl.load(numbers + 1).to(tl.int32)
+    is_centered = tl.load(numbers + 2).to(tl.int32)
+    unusual = tl.abs(w) == INFINITY
+    for b in tl.static_range(n - 1):
+        low = tl.where(root_count > b, 0.0, -INFINITY).to(dtype)
+        wrong = (slots[b] >= low) == 0
+        if b > 0:
+            wrong = wrong | (tl.abs(slots[b]) == INFINITY)
+        else:
+            wrong = wrong | ((tl.abs(slots[b]) == INFINITY) & (root_count == 0))
+        if b == 1:
+            wrong = wrong | ((slots[0] < slots[1] * slots[1]) & (is_centered != 0))
+        unusual = unusual | (wrong & (w == w))
+    if may_skip & (tl.max((unusual & inside).to(tl.int32), 0) == 0):
         begin = t
         zero = tl.load(numbers) * 0
         product = ()
@@ -180,11 +192,12 @@ def advance_infinity_norm(w, slots, t, end_step, inside, numbers, arrays, formul
 
 @triton.jit
 def advance_rprop(w, slots, t, end_step, inside, numbers, arrays):
-    """Clear the previous gradient, and clamp the step size."""
+    """Clear the previous gradient, clamp the step size, and subtract 0 times the step size."""
     dtype: tl.constexpr = w.dtype
     if t >= tl.load(numbers).to(tl.int32):
         low, high = tl.load(numbers + 1).to(dtype), tl.load(numbers + 2).to(dtype)
-        slots = (tl.zeros_like(w), clamp(slots[1], low, high))
+        zero, step_size = tl.zeros_like(w), clamp(slots[1], low, high)
+        w, slots = w - zero * step_size, (zero, step_size)
         t = end_step
     return w, slots, t
 

@@ -12,10 +12,13 @@ errors, all in the same direction. To avoid that, each product also stores how f
 from 1. While this distance is small, the diagonal is computed from it. This leaves only one or two
 rounding errors per block.
 
-Infinite and NaN values need three rules. A diagonal that would underflow keeps a magnitude of at
+Infinite and NaN values need four rules. A diagonal that would underflow keeps a magnitude of at
 least `MIN_SHRINK`, because 0 would turn an infinite mean square into 0. If the product overflows,
 one step is replayed, and the next product is shorter. Steps of a row with an infinite weight are
-replayed too, because torch may compute inf - inf.
+replayed too, because torch may compute inf - inf. So are the steps of a row whose weight is a
+number but whose state is not usable: torch divides the zero gradient by the root of a mean square,
+so the weight becomes NaN if the mean square is NaN or negative. Once the weight is NaN, the
+matrices apply again. Only the first slot may be infinite, if it is a mean square.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ MIN_SHRINK = 2.0**-1022  # the smallest normal number; a smaller product of a di
 
 def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
     """Set `factors` to the product of the step matrices from t to `end_step - 1`."""
-    blocks, block_starts, first_step = coefficients
+    blocks, block_starts, first_step, _, _ = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return
     n = blocks.shape[1]
@@ -81,21 +84,30 @@ def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> A
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
     """Advance a row from step t to `end_step`, or leave it unchanged."""
-    _, _, first_step = coefficients
+    _, _, first_step, root_count, is_centered = coefficients
     if end_step - t < MIN_STEPS or t < first_step or math.isnan(factors[0]):
         return t
     n, width = len(slots) + 1, len(w)
     old, new = np.empty((n, width)), np.zeros((n, width))
-    infinite = 0  # counting without an early exit lets LLVM vectorize the loop
+    unusual = 0  # counting without an early exit lets LLVM vectorize the loops
     for j in range(width):
         old[0, j] = w[j]
-        infinite += abs(w[j]) == np.inf
-    if infinite:
-        return t
+        unusual += abs(w[j]) == np.inf
     if len(slots) > 0:  # numba can't compile indexing into an empty tuple
         for b in range(n - 1):
             for j in range(width):
                 old[b + 1, j] = slots[b][j]
+            if b < root_count:
+                for j in range(width):
+                    unusual += (not slots[b][j] >= 0) & (w[j] == w[j])
+            if b >= min(root_count, 1):
+                for j in range(width):
+                    unusual += (not abs(slots[b][j]) < np.inf) & (w[j] == w[j])
+        if is_centered:
+            for j in range(width):
+                unusual += (old[1, j] < old[2, j] * old[2, j]) & (w[j] == w[j])
+    if unusual:
+        return t
     for a in range(n):
         for b in range(n):
             scale = factors[a * n + b]
@@ -142,12 +154,27 @@ def raise_magnitude(numbers: NDArray[np.float64], least: Any) -> NDArray[np.floa
 
 
 class LinearRecurrence:
-    """The matrix of every step in a ledger, and the products over aligned blocks of steps."""
+    """The matrix of every step in a ledger, and the products over aligned blocks of steps.
+
+    Arguments:
+        update: see `Rule`.
+        flags: see `Rule`.
+        slot_count: the number of slots.
+        root_count: how many of the first slots are mean squares, of which the rule takes the root.
+        is_centered: whether the rule subtracts the square of the second slot from the first slot
+            before it takes the root.
+    """
 
     def __init__(
-        self, update: Callable[..., Any], flags: tuple[bool, ...], slot_count: int
+        self,
+        update: Callable[..., Any],
+        flags: tuple[bool, ...],
+        slot_count: int,
+        root_count: int = 0,
+        is_centered: bool = False,
     ) -> None:
         self.update, self.flags, self.size = update, flags, slot_count + 1
+        self.roots = root_count, int(is_centered)
         self.first_step = 0  # steps before `first_step` are replayed one by one
         self.identity = np.eye(self.size, self.size + 1)
         self.blocks = np.empty((128, self.size, self.size + 1))
@@ -181,7 +208,7 @@ class LinearRecurrence:
         for i in range(self.entry_count, end_step):
             self._add_entry(i, tuple(entries[i].tolist()))
         self.entry_count = max(self.entry_count, end_step)
-        return self.blocks, self.block_starts, self.first_step
+        return self.blocks, self.block_starts, self.first_step, *self.roots
 
     def fast_forward_batch(
         self,
@@ -192,7 +219,7 @@ class LinearRecurrence:
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         """Fast-forward many rows in plain torch."""
-        blocks, block_starts, first_step = coefficients
+        blocks, block_starts, first_step, root_count, is_centered = coefficients
         in_range = steps >= first_step
         t = np.where(in_range, steps, end_step)
         product = np.repeat(self.identity[None], len(t), axis=0)
@@ -208,7 +235,16 @@ class LinearRecurrence:
             )
         old = w, *slots
         new = [torch.zeros_like(w) for _ in old]
-        reached = torch.from_numpy(in_range).to(w.device) & ~w.isinf().any(1)
+        unusual = torch.zeros_like(w, dtype=torch.bool)
+        for b, slot in enumerate(slots):
+            if b < root_count:
+                unusual |= ~(slot >= 0)
+            if b >= min(root_count, 1):
+                unusual |= ~slot.isfinite()
+        if is_centered:
+            unusual |= slots[0] < slots[1] * slots[1]
+        unusual = torch.where(w.isnan(), False, unusual) | w.isinf()
+        reached = torch.from_numpy(in_range).to(w.device) & ~unusual.any(1)
         for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
             factors = product[:, a, b, None]
             if a == b and torch.finfo(w.dtype).tiny > MIN_SHRINK:

@@ -27,8 +27,8 @@ again. At most a few dozen steps are replayed. Such replays occur in the first f
 a run, and in float64 if b2 is far from 1.
 
 With amsgrad, x is the square root of the largest v, and y_k = c_k. Idle steps don't change the
-largest v unless it is less than v, for example after the caller has reset it. Then one step is
-replayed, which makes it at least v.
+largest v unless it is less than v, for example after the caller has reset it, or v is NaN. Then one
+step is replayed, which makes it at least v, or NaN.
 With coupled decay, an idle row has a nonzero gradient. The series doesn't include this gradient, so
 every missed step is replayed.
 """
@@ -110,7 +110,8 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
     if len(slots) == 3:
         behind = 0
         for j in range(len(w)):
-            behind += tops[j] < squares[j]
+            is_nan = (squares[j] != squares[j]) & (tops[j] == tops[j])
+            behind += (tops[j] < squares[j]) | is_nan
         if behind:
             return t
     has_root = center != 0  # otherwise, the denominator is eps; an infinite v times 0 would be NaN
@@ -191,7 +192,7 @@ class PowerSeries(MissedStepSums):
         in_range, exact_move = to_columns(flags, w.new_empty(0, dtype=torch.bool))
         *terms, remainder, center, factor = to_columns(row_sums, w)
         m, v, top = slots[0], slots[1], slots[-1]
-        in_range = in_range & ~(top < v).any(1, keepdim=True)
+        in_range = in_range & ((v <= top) | top.isnan()).all(1, keepdim=True)  # not if v is NaN
         top = torch.where(center != 0, top, torch.ones_like(top))  # see `fast_forward`
         inexact = is_inexact(w, m, top, 1.0, eps, center, remainder, tolerance)
         exact_w = ~inexact.any(1, keepdim=True)

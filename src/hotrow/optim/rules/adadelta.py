@@ -50,7 +50,8 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 def closed_form(group: ParamGroup) -> ClosedForm:
     """Return a linear recurrence, because idle steps without decay only shrink the averages."""
-    return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
+    slot_count = len(initial_slots(group))
+    return LinearRecurrence(update, maximize_flag(group), slot_count, root_count=slot_count)
 
 
 rule = Rule("Adadelta", update, initial_slots, ledger_entry, closed_form=closed_form)

@@ -63,7 +63,8 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 def closed_form(group: ParamGroup) -> ClosedForm:
     """Return a linear recurrence: without decay, all slots shrink, and the buffer moves w."""
-    return LinearRecurrence(update, flags(group), len(initial_slots(group)))
+    slot_count, is_centered = len(initial_slots(group)), bool(group["centered"])
+    return LinearRecurrence(update, flags(group), slot_count, 1, is_centered)
 
 
 def needs_dense_step(group: ParamGroup) -> bool:

@@ -56,14 +56,22 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
-    """Clear the previous gradient and clamp the step size; later idle steps change nothing."""
+    """Clear the previous gradient and clamp the step size; later idle steps change nothing.
+
+    Like torch, subtract 0 times the step size, which is NaN if the step size is infinite or NaN.
+    """
     first_step, min_step, max_step = coefficients
     if t < first_step:
         return t
     prev_grads, step_sizes = slots
     zero = w.dtype.type(0)
+    unusual = 0
     for j in range(len(w)):
         prev_grads[j], step_sizes[j] = zero, clamp(step_sizes[j], min_step, max_step)
+        unusual += not step_sizes[j] < np.inf
+    if unusual:
+        for j in range(len(w)):
+            w[j] -= zero * step_sizes[j]
     return end_step
 
 
@@ -103,9 +111,10 @@ class RpropClosedForm:
         """Fast-forward many rows in plain torch."""
         first_step, min_step, max_step = coefficients
         step_sizes = clamp(slots[1], float(min_step), float(max_step))
+        zeros = torch.zeros_like(w)
         return (
-            w,
-            (torch.zeros_like(w), step_sizes),
+            w - zeros * step_sizes,
+            (zeros, step_sizes),
             torch.from_numpy(steps >= first_step).to(w.device),
         )
 
