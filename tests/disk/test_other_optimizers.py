@@ -1,6 +1,7 @@
 """Optimizers of another class train a saved table; if their first step fails, nothing is lost."""
 
 import copy
+import errno
 import itertools
 import pickle
 import shutil
@@ -11,6 +12,7 @@ import torch
 
 import hotrow
 from hotrow import HotrowError, disk, vocabulary
+from hotrow.disk import journal
 from hotrow.optim import updater
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
@@ -153,15 +155,125 @@ def test_reading_the_state_creates_no_slot_for_changed_options(reads, saved, tmp
         assert_same_bits(one, other)
 
 
+@pytest.mark.parametrize("then", ["step", "read", "save"])
 @pytest.mark.parametrize("trained", [False, True])
-def test_an_optimizer_whose_state_is_gone_does_not_silently_start_again(trained, tmp_path):
-    save_run(tmp_path / "t", "Adam")
+def test_a_new_optimizer_continues_after_an_assignment_to_the_data(trained, then, tmp_path):
+    _, state = save_run(tmp_path / "t", "Adam")
     with disk.open(tmp_path / "t") as store:
         if trained:
-            step(store.layer, make("Adam", store.layer), 3)
+            optimizer = make("Adam", store.layer)
+            step(store.layer, optimizer, 3)
+            state = copies(optimizer)
+            del optimizer
         store.layer.weight.data = store.layer.weight.data.clone()  # closes the ledger
-        with pytest.raises(HotrowError, match="already has the state 'exp_avg'"):
-            step(store.layer, make("Adam", store.layer), 4)
+        if then == "step":
+            optimizer = make("Adam", store.layer)
+            step(store.layer, optimizer, 4)
+            assert copies(optimizer)["step"] == state["step"] + 1
+            return
+        if then == "save":
+            store.save()
+            assert_contains(tmp_path / "t", "Adam", store.layer.weight.detach(), state)
+        found = copies(make("Adam", store.layer))
+        assert found.keys() == state.keys()
+        for key, value in state.items():
+            assert_same_bits(found[key], value)
+
+
+def test_a_class_that_loads_an_empty_state_can_be_saved_and_trained(tmp_path):
+    weight, state = save_run(tmp_path / "t", "Adam")
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make("AdamW", store.layer)
+        optimizer.load_state_dict(optimizer.state_dict())
+        store.save()
+        assert_contains(tmp_path / "t", "Adam", weight, state)
+        step(store.layer, optimizer, 3)
+        store.save()
+        weight, state = store.layer.weight.detach(), copies(optimizer)
+        assert state["step"] == 1
+        assert_contains(tmp_path / "t", "AdamW", weight, state)
+
+
+def test_loading_an_empty_state_resets_the_state_of_the_same_class(tmp_path):
+    save_run(tmp_path / "t", "Adam")
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make("Adam", store.layer)
+        step(store.layer, optimizer, 3)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
+        assert optimizer.state_dict()["state"] == {}
+        with pytest.raises(HotrowError, match="cannot be saved, because it was emptied"):
+            store.save()
+        step(store.layer, optimizer, 4)
+        store.save()
+        state = copies(optimizer)
+        assert state["step"] == 1
+        assert_contains(tmp_path / "t", "Adam", store.layer.weight.detach(), state)
+
+
+def test_changed_options_can_be_repaired_after_a_failed_first_step(tmp_path):
+    with create(tmp_path / "t") as store:
+        step(store.layer, hotrow.optim.SGD(store.layer.parameters(), lr=0.1), 0)
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make("SGD", store.layer)  # with momentum
+        with mock.patch.object(updater, "step_rows_together", fail), pytest.raises(MemoryError):
+            step(store.layer, optimizer, 1)
+        step(store.layer, optimizer, 1)
+        store.save()
+        assert copies(optimizer).keys() == {"momentum_buffer"}
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+@pytest.mark.parametrize("earlier_steps", [0, 1])
+def test_a_run_can_be_saved_once_an_invalid_option_is_put_back(name, earlier_steps, tmp_path):
+    options = {"lr": 0.1}
+    with create(tmp_path / "t") as store:
+        optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), **options)
+        for t in range(earlier_steps):
+            step(store.layer, optimizer, t)
+            store.layer.weight.data = store.layer.weight.data.clone()  # closes the ledger
+        with mock.patch.dict(optimizer.param_groups[0], lr="x"), pytest.raises(HotrowError):
+            step(store.layer, optimizer, 1)
+        store.save()
+        step(store.layer, optimizer, 1)
+        store.save()
+        weight = store.layer.weight.detach()
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), weight.clone())
+
+
+def test_a_class_whose_files_a_completed_save_dropped_gets_new_files(tmp_path):
+    with create(tmp_path / "t") as store:
+        earlier = make("Adam", store.layer)
+        for t in range(3):
+            step(store.layer, earlier, t)
+        store.save()
+        step(store.layer, hotrow.optim.SGD(store.layer.parameters(), lr=0.1), 3)
+        full = OSError(errno.ENOSPC, "full")
+        with (
+            mock.patch.object(journal._Journal, "apply", side_effect=full),
+            pytest.raises(HotrowError, match="free disk space"),
+        ):
+            store.save()  # the journal is complete
+        for optimizer in (make("AdamW", store.layer), earlier):
+            step(store.layer, optimizer, 4)
+            store.save()
+            name = type(optimizer).__name__
+            weight, state = store.layer.weight.detach(), copies(optimizer)
+            assert_contains(tmp_path / "t", name, weight, state)
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "ASGD", "RMSprop"])
+def test_one_assigned_state_tensor_does_not_silently_replace_the_saved_state(name, tmp_path):
+    weight, state = save_run(tmp_path / "t", name)
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make(name, store.layer)
+        slot = next(key for key, value in state.items() if value.ndim)
+        optimizer.state[store.layer.weight][slot] = state[slot] * 2
+        with pytest.raises(HotrowError, match=r"has no 'step', but .*call optimizer\.state_dict"):
+            step(store.layer, optimizer, 3)
+        store.save()
+        assert_contains(tmp_path / "t", name, weight, state)
 
 
 @pytest.mark.parametrize("in_group", [False, True])

@@ -24,7 +24,7 @@ import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from hotrow.disk.folder import Folder, damaged_file, fix_for, flush
@@ -46,8 +46,14 @@ _MAX_NAME_BYTES = 100
 _CHUNK = 1 << 20
 
 
-def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
+def commit(
+    folder: Folder,
+    writes: Iterable[FileWrite],
+    complete: Callable[[], object] = lambda: None,
+) -> None:
     """Apply all writes to the files of a folder, or none of them.
+
+    Call `complete` as soon as the journal is complete.
 
     No other thread and no signal handler may use the journal meanwhile; see `FileAccess`.
 
@@ -71,6 +77,7 @@ def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
             # `replay_journal` would refuse a sparse journal.
             check_not_sparse(file.fileno(), folder.path / JOURNAL)
         folder.rename(new_journal, JOURNAL)
+        complete()
         replay_journal(folder)
     except (OSError, HotrowError) as error:
         with contextlib.suppress(OSError):

@@ -8,6 +8,11 @@ save compares all pages with the file instead.
 The number of rows in memory can change before the file does. The mapping reserves addresses for
 twice the number of rows, and the memory after the end of the file contains zeros. So adding rows
 writes only the new rows. The next save changes the length of the file, and maps the file again.
+
+Tensors can outlive the use of their memory for the file: code may keep `weight.data` and assign
+other values to it, or two optimizers may have a state of the same name. So a file can be mapped
+several times. In each of these memories, a page without a copy of its own equals the page of the
+file. Before a save changes a page of the file, `keep_pages` copies it in all other memories.
 """
 
 from __future__ import annotations
@@ -36,26 +41,34 @@ _COPY_PAGES = 1 << 12  # the number of pages that are copied at once
 _PRESENT, _SWAPPED, _FILE_BACKED = (np.uint64(1 << bit) for bit in (63, 62, 61))
 
 
-class _Memory:
-    """A reserved range of addresses.
+class _Memory(mmap.mmap):
+    """A reserved range of addresses, which exists as long as any tensor uses it.
 
     Attributes:
-        bytes: all bytes of the range.
         used: the range contains only zeros after this many bytes.
+        changed_from: `MappedFile.changed_from` when a `MappedFile` last used this memory.
     """
 
-    def __init__(self, size: int) -> None:
+    used: int
+    changed_from: int
+
+    def __new__(cls, size: int) -> _Memory:
         size = _round_up(size)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
         try:
-            self._map = mmap.mmap(-1, GROWTH * size, flags=flags)
+            self = super().__new__(cls, -1, GROWTH * size, flags=flags)
         except OSError:  # the system limits the address space of a process
-            self._map = mmap.mmap(-1, size, flags=flags)
+            self = super().__new__(cls, -1, size, flags=flags)
         with contextlib.suppress(OSError):  # raised by a kernel without huge pages
             # With huge pages, each new row that is read or written could take 2 MB of memory.
-            self._map.madvise(mmap.MADV_NOHUGEPAGE)
-        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-        self.used = 0
+            self.madvise(mmap.MADV_NOHUGEPAGE)
+        self.used = self.changed_from = 0
+        return self
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """All bytes of the range; the array keeps the memory alive."""
+        return np.frombuffer(self, np.uint8)
 
     def map(self, begin: int, end: int, descriptor: int = -1) -> None:
         """Map part of the range again, either to a file or to zeros."""
@@ -70,7 +83,7 @@ class _Memory:
         if libc().mmap(address, size, protection, flags, descriptor, offset) != address:
             raise MemoryError
         if descriptor >= 0:  # reads are random, so don't read ahead
-            self._map.madvise(mmap.MADV_RANDOM, begin, -(-size // PAGE) * PAGE)
+            self.madvise(mmap.MADV_RANDOM, begin, -(-size // PAGE) * PAGE)
 
     def clear(self, begin: int) -> None:
         """Fill the range with zeros from this byte on."""
@@ -79,6 +92,26 @@ class _Memory:
             self.bytes[begin:page] = 0
             self.map(page, _round_up(self.used))
             self.used = begin
+
+    def keep_pages(self, pages: NDArray[np.int64]) -> None:
+        """Give this memory its own copy of these pages, so that the file can change."""
+        count = -(-self.used // PAGE)
+        pages = pages[pages < count]
+        first_bytes = self.bytes[: count * PAGE : PAGE]
+        first_bytes[pages] = first_bytes[pages]  # Linux copies a page when it is written
+
+    def keep_end(self, begin: int) -> None:
+        """Keep the values of all pages that begin after this byte, so that the file can end there.
+
+        When a file is truncated, Linux also drops the copies of its pages. So copy the values to
+        memory that isn't mapped to the file.
+        """
+        end = _round_up(self.used)
+        for first in range(_round_up(begin), end, _COPY_PAGES * PAGE):
+            chunk = slice(first, min(first + _COPY_PAGES * PAGE, end))
+            values = self.bytes[chunk].copy()
+            self.map(chunk.start, chunk.stop)
+            self.bytes[chunk] = values
 
 
 def _round_up(size: int) -> int:
@@ -108,6 +141,7 @@ class MappedFile:
             if os.fstat(file.fileno()).st_size < layout.file_bytes:  # it was longer in `check_file`
                 raise damaged_file(self.path, "another program has truncated it")
             self._descriptor = _Descriptor(file)
+        self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()  # all that are mapped
         self._use(_Memory(layout.file_bytes), layout)
         self.map_saved()
 
@@ -128,8 +162,17 @@ class MappedFile:
 
     def _use(self, memory: _Memory, layout: Layout) -> None:
         self._memory, self.layout = memory, layout
+        self._memories.add(memory)
         memory.used = max(memory.used, layout.file_bytes)
         self.bytes = memory.bytes[: layout.file_bytes]
+
+    def _in(self, memory: _Memory, layout: Layout, changed_from: int) -> MappedFile:
+        """Return this file in other memory, or with another layout."""
+        self._memory.changed_from = self.changed_from
+        result = copy.copy(self)
+        result._use(memory, layout)
+        result.changed_from = changed_from
+        return result
 
     def map_saved(self) -> None:
         """Map the file, and discard the changed pages in memory.
@@ -137,8 +180,6 @@ class MappedFile:
         The layout of the file must already be `self.layout`.
         """
         self.saved, self.changed_from = self.layout, self.layout.page_count
-        # Pages that differed at a save that failed, which may have changed their checksums.
-        self._found_pages = np.empty(0, np.int64)
         self._memory.clear(self.layout.file_bytes)
         self._memory.map(0, self.layout.file_bytes, self._descriptor.number)
         os.posix_fadvise(self._descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
@@ -155,29 +196,47 @@ class MappedFile:
         The result shares the memory of this file if enough addresses are reserved. This file
         remains valid until the result is first written to. No other tensor may use the memory.
         """
-        result, memory = copy.copy(self), self._memory
+        memory = self._memory
         kept = min(self.layout.value_bytes, layout.value_bytes)
-        if layout.file_bytes > len(memory.bytes):
+        if layout.file_bytes > len(memory):
             memory = self._copy_memory(layout.file_bytes)
         if layout.file_bytes > self.layout.file_bytes:
             memory.clear(self.layout.file_bytes)
-        result._use(memory, layout)
-        result.changed_from = min(self.changed_from, kept // PAGE)
-        return result
+        return self._in(memory, layout, min(self.changed_from, kept // PAGE))
 
     def emptied(self, layout: Layout) -> MappedFile:
         """Return this file in new memory, with the number of rows in `layout`, all zeros."""
-        result = copy.copy(self)
-        result._use(_Memory(layout.file_bytes), layout)
-        result.changed_from = 0
-        return result
+        return self._in(_Memory(layout.file_bytes), layout, 0)
 
-    def _copy_memory(self, size: int) -> _Memory:
-        """Return a larger range of addresses with the same contents."""
+    def mapped_again(self, changing: NDArray[np.int64]) -> MappedFile:
+        """Return this file in new memory, with unspecified values.
+
+        Arguments:
+            changing: pages that an unfinished save may still change in the file.
+        """
+        memory = self._map_again(len(self.bytes))
+        memory.keep_pages(changing)
+        return self._in(memory, self.layout, self.changed_from)
+
+    def at_address(self, address: int) -> MappedFile | None:
+        """Return this file in the earlier memory at this address, or None if there is none."""
+        for memory in self._memories:
+            is_as_long = memory.used == self.layout.file_bytes
+            if is_as_long and memory.bytes.ctypes.data == address:
+                return self._in(memory, self.layout, memory.changed_from)
+        return None
+
+    def _map_again(self, size: int) -> _Memory:
+        """Return a new range of addresses, mapped to the file where this memory is."""
         memory, end = _Memory(size), len(self.bytes)
         memory.used = end
         unchanged = min(self.saved.file_bytes, (1 + self.changed_from) * PAGE)
         memory.map(0, min(end, unchanged), self._descriptor.number)
+        return memory
+
+    def _copy_memory(self, size: int) -> _Memory:
+        """Return a larger range of addresses with the same contents."""
+        memory, end = self._map_again(size), len(self.bytes)
         pages = self.written_pages()
         source, target = (
             each.bytes[: _round_up(end)].reshape(-1, PAGE) for each in (self._memory, memory)
@@ -203,8 +262,17 @@ class MappedFile:
 
     def written_pages(self) -> NDArray[np.int64]:
         """Return the indices of the pages of the file that a save must write."""
-        changed = np.arange(self.changed_from, min(self.saved.page_count, self.layout.page_count))
+        page_count = min(self.saved.page_count, self.layout.page_count)
+        changed = np.arange(self.changed_from, page_count)
         return np.union1d(self._pages_in_memory(), changed + 1)
+
+    def keep_pages(self, pages: NDArray[np.int64]) -> None:
+        """Keep the values of these pages and of removed rows in all other memories of the file."""
+        for memory in self._memories:
+            if memory is not self._memory:
+                memory.keep_pages(pages)
+                if self.layout.file_bytes < self.saved.file_bytes:
+                    memory.keep_end(self.layout.file_bytes)
 
     def _pages_in_memory(self) -> NDArray[np.int64]:
         """Return the indices of the pages of the file that this process has modified."""
@@ -214,9 +282,7 @@ class MappedFile:
                 file.seek(self.bytes.ctypes.data // PAGE * 8)
                 flags = np.frombuffer(_read_exactly(file, page_count * 8), np.uint64)
         except OSError:  # for example, after os.setuid
-            found = self._found_pages[self._found_pages < page_count]
-            self._found_pages = np.union1d(found, self._differing_pages())
-            return self._found_pages
+            return self._differing_pages()
         in_memory = (flags & (_PRESENT | _SWAPPED)) != 0
         return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
 

@@ -31,6 +31,7 @@ NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int3
 _CHUNK_PAGES = 256  # the number of pages that are read or compared at once
 _HOLE_PAGES = 1 << 20  # the number of pages in a hole that are checked at once
 _DIGEST_LIMIT = 1 << 64
+_NO_PAGES = np.empty(0, np.int64)
 _BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
 
 RowBlocks = Iterable[Tensor]  # blocks of rows, in order
@@ -132,6 +133,7 @@ class MappedTensor:
         self._digest = read_digest(sums_file.bytes[:PAGE].tobytes())
         self._is_checked = np.zeros(layout.page_count, np.bool_)
         self._all_checked = False
+        self._unsaved = _NO_PAGES  # pages of values of which a failed save changed the checksum
 
     @property
     def layout(self) -> Layout:
@@ -147,37 +149,46 @@ class MappedTensor:
         values = self.file.bytes[PAGE:].view(NUMPY_DTYPES[self.layout.dtype])
         return torch.from_numpy(values.reshape(self.layout.shape))
 
-    def is_tensor(self, tensor: Tensor) -> bool:
-        """Return whether a tensor has the mapped values, in the same memory and order."""
-        mapped = self.tensor()
-        is_same = tensor.data_ptr() == mapped.data_ptr() and tensor.shape == mapped.shape
-        return is_same and tensor.is_contiguous() and not tensor.is_neg()
+    def with_values(self, tensor: Tensor) -> MappedTensor:
+        """Return this tensor with the values of another one; tensors in this memory don't change.
 
-    def update(self, tensor: Tensor) -> None:
-        """Copy the values of a tensor, unless it already uses the mapped memory.
-
-        Write only the pages that differ, because a save writes all pages that were written.
-
-        Raises:
-            HotrowError: the tensor is another view of the mapped memory, which would change too.
+        The result uses new memory, unless the other tensor is already in memory of the file.
         """
-        if self.is_tensor(tensor):
-            return
+        return self.in_memory_of(tensor) or self._copy_of(tensor)
+
+    def in_memory_of(self, tensor: Tensor) -> MappedTensor | None:
+        """Return this tensor in the memory of another tensor, or None if the file isn't there."""
         mapped = self.tensor()
-        if 0 <= tensor.data_ptr() - mapped.data_ptr() < mapped.nbytes:
-            raise HotrowError(
-                f"{self.layout.name} is a transposed, expanded or other view of the memory-mapped "
-                "values, so it cannot be saved",
-                fix="assign a copy of the view, made with .clone(), for example to weight.data",
-            )
-        target = self.file.bytes[PAGE:]
-        source = tensor.contiguous().numpy().reshape(-1).view(np.uint8)
+        is_alike = (tensor.shape, tensor.dtype) == (mapped.shape, mapped.dtype)
+        if not is_alike or tensor.is_neg() or not tensor.is_contiguous():
+            return None
+        if tensor.data_ptr() == mapped.data_ptr():
+            return self
+        file = self.file.at_address(tensor.data_ptr() - PAGE)
+        if file is None:
+            return None
+        result = copy.copy(self)
+        result.file = file
+        return result
+
+    def _copy_of(self, tensor: Tensor) -> MappedTensor:
+        """Return this tensor in new memory, with the values of a tensor.
+
+        Write only the pages that differ from the file, because a save writes all pages that were
+        written.
+        """
+        result = copy.copy(self)
+        result.file = self.file.mapped_again(self._unsaved + 1)
+        target = result.file.bytes[PAGE:]
+        values = tensor.detach().resolve_neg().contiguous()
+        source = values.numpy().reshape(-1).view(np.uint8)
         for begin in range(0, len(target), _CHUNK_PAGES * PAGE):
             chunk = slice(begin, begin + _CHUNK_PAGES * PAGE)
             old, new = target[chunk], source[chunk]
             for number in np.unique(np.flatnonzero(old != new) // PAGE).tolist():
                 page = slice(number * PAGE, (number + 1) * PAGE)
                 old[page] = new[page]
+        return result
 
     def close(self) -> None:
         """Close the files. The values stay mapped."""
@@ -199,10 +210,7 @@ class MappedTensor:
         return result
 
     def emptied(self, rows: int) -> MappedTensor:
-        """Return this tensor in new memory, with this many rows of zeros.
-
-        All pages of this tensor must have been checked.
-        """
+        """Return this tensor in new memory, with this many rows of zeros."""
         result = self.resized(rows)
         result.file = self.file.emptied(result.layout)
         return result
@@ -319,8 +327,10 @@ class MappedTensor:
         Raises:
             HotrowError: the checksum of a page does not match its old values.
         """
-        pages = self.file.written_pages()
-        numbers = pages[pages > 0] - 1
+        unsaved = self._unsaved[self._unsaved < self.layout.page_count]
+        pages = np.union1d(self.file.written_pages(), unsaved + 1)
+        numbers = self._unsaved = pages[pages > 0] - 1
+        self.file.keep_pages(pages)
         if check:
             self.check_pages(numbers)
         self._is_checked[numbers] = True
@@ -343,6 +353,7 @@ class MappedTensor:
 
     def map_saved(self) -> None:
         """Discard the changed pages in memory, so that the next read comes from the files."""
+        self._unsaved = _NO_PAGES
         for file in (self.file, self._sums_file):
             file.map_saved()
 

@@ -18,6 +18,7 @@ from hotrow.disk.layout import Layout
 from hotrow.disk.mapped_tensor import Files, MappedTensor, RowBlocks, filled_blocks, write_new
 from hotrow.disk.record import STEPS, TABLE, Record
 from hotrow.errors import HotrowError
+from hotrow.table.autograd import storage_use_count
 
 
 class StateFiles:
@@ -28,6 +29,7 @@ class StateFiles:
         new: the files of an optimizer state that is not complete yet.
         is_resuming: whether a saved training run is being restored, so that the optimizer gets its
             saved state.
+        last_run: the `Run` of the last `RowLag` that was closed, or None.
 
     Arguments:
         folder: the folder of the files.
@@ -48,35 +50,29 @@ class StateFiles:
     ) -> None:
         self.used, self.new = used, Files()
         self.is_resuming = False
-        self._earlier = used
+        self.last_run: object = None
         self._folder, self._session = folder, session
         self._access, self._previous_save = access, previous_save
 
-    def create_slot(self, name: str, initial: float, replace: bool) -> Tensor:
-        """Create a (V, D) state tensor for the optimizer, filled with this initial value.
-
-        With `replace`, the tensor may replace that of an earlier optimizer of another class.
-        """
+    def create_slot(self, name: str, initial: float) -> Tensor:
+        """Create a (V, D) state tensor for the optimizer, filled with this initial value."""
         if self.is_resuming:
             return self.used[name].tensor()
-        if name in self.used and not replace:
-            self.new = Files()
-            raise HotrowError(
-                f"{self._folder.path} already has the state {name!r} of another optimizer",
-                fix="use one optimizer; to switch optimizers, save and reopen the folder first",
-            )
-        table = self.used[TABLE].layout
-        return self._create(Layout(name, table.shape, table.dtype), initial)
+        return self._create(name, initial).tensor()
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
-        """Return a (V, D) state tensor for the optimizer, with these values."""
-        table = self.used[TABLE].layout
-        if name not in self.used:
-            return self._create(Layout(name, table.shape, table.dtype)).copy_(values)
-        file = self.used[name]
-        if file.is_tensor(values):
-            return values  # another tensor with its own storage would hide aliases of this one
-        return file.tensor().copy_(values.clone())  # the values may be in the same memory
+        """Return a (V, D) state tensor for the optimizer, with these values.
+
+        The result is the same tensor if other code has aliases of it. In that case, a save copies
+        the values.
+        """
+        file = self.used[name] if name in self.used else self._create(name)
+        stored = file.in_memory_of(values)
+        self.new[name] = stored or file
+        if stored is not None or storage_use_count(values) > 1:
+            return values
+        self.new[name] = file.with_values(values)
+        return self.new[name].tensor()
 
     def row_steps(self) -> Tensor:
         """Return the (V,) int32 tensor with each row's last step: the saved steps, or zeros.
@@ -88,57 +84,65 @@ class StateFiles:
             if not self.is_resuming:
                 steps.zero_()
         else:
-            shape = self.used[TABLE].layout.shape[:1]
-            steps = self._create(Layout(STEPS, shape, torch.int32))
-        self._earlier = self.used
-        self.used, self.new = {**self.used, **self.new}, Files()
+            steps = self._create(STEPS).tensor()
+        self.replace({**self.used, **self.new})
         return steps
 
-    def discard(self) -> None:
+    def discard(self, files: object, run: object) -> None:
         """Forget the newest optimizer state, which no save contains; see `RowLag.discard`."""
-        self.used = self._earlier
+        assert isinstance(files, dict)
+        self.replace(files)
+        self.last_run = run
+
+    def replace(self, files: Files) -> None:
+        """Use other files from now on."""
+        self.used, self.new = files, Files()
 
     def keep(self, names: Iterable[str]) -> None:
         """Keep only these files, which a save contains."""
-        self.used = {name: self.used[name] for name in names}
-        self.new = Files()  # left by a step that failed
+        self.replace({name: self.used[name] for name in names})
 
-    def _create(self, layout: Layout, initial: float = 0.0) -> Tensor:
+    def _create(self, name: str, initial: float = 0.0) -> MappedTensor:
         """Create and map the files of a tensor, which `row_steps` adds to the used files."""
+        table = self.used[TABLE].layout
+        layout = Layout(name, table.shape, table.dtype)
+        if name == STEPS:
+            layout = Layout(name, table.shape[:1], torch.int32)
         with self._access.exclusive():
-            if layout.name in self.new:  # the optimizer has begun again after an error
+            if name in self.new:  # the optimizer has begun again after an error
                 self.new = Files()
             try:
-                file = self.new[layout.name] = self._map_new(layout, initial)
+                file = self.new[name] = self._map_new(layout, initial)
             except BaseException:
                 self.new = Files()
                 raise
-            return file.tensor()
+            return file
 
     def _map_new(self, layout: Layout, initial: float) -> MappedTensor:
         """Create the files of a tensor, and map them.
 
         Until the next save, they have as many rows as the files of the last save. If there is a
-        tensor of the same name, of another optimizer, its files are mapped once more.
+        tensor of the same name, of another optimizer, its files get new values at the next save.
         """
-        previous = self._previous_save()
-        saved = layout.with_rows(previous.rows)
+        rows = layout.shape[0]
+        if layout.name in self.used:
+            file = self.used[layout.name].emptied(rows)
+            if initial:
+                file.tensor().fill_(initial)
+            return file
+        saved = layout.with_rows(self._previous_save().rows)
         values: RowBlocks = ()
         if initial:
             values = filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
-        exists = layout.name in previous.tensors or layout.name in self.used
         try:
-            if not exists:
-                write_new(self._folder, saved, self._session, values)
+            write_new(self._folder, saved, self._session, values)
             file = MappedTensor(self._folder, saved)
         except OSError as error:
             raise HotrowError(
                 f"{self._folder.path / layout.file_name} could not be created ({error})",
                 fix=f"{fix_for(error)} and repeat the step; the folder contains the last save",
             ) from None
-        if exists:
-            file.tensor().fill_(initial)
         if layout != saved:
-            file = file.resized(layout.shape[0])
+            file = file.resized(rows)
             file.tensor()[saved.shape[0] :] = initial
         return file

@@ -36,7 +36,8 @@ from hotrow.disk.run import describe_run, find_saved_run
 from hotrow.disk.state_files import StateFiles
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
-from hotrow.optim.lag import RowLag
+from hotrow.optim.exclusive_access import ExclusiveAccess
+from hotrow.optim.lag import RowLag, last_run
 from hotrow.table.parameter import Table, all_tables
 from hotrow.table.row_change import RowChange
 
@@ -284,7 +285,7 @@ class Store:
             return ResizedFiles(self._folder, self.state_files.used, change, self._complete_change)
 
     def _complete_change(self, files: dict[str, MappedTensor], change: RowChange) -> None:
-        self.state_files.used = files
+        self.state_files.replace(files)
         if not self._are_all_checked:
             is_checked = np.ones(change.new_count, np.bool_)  # added rows aren't in the files
             kept = min(change.old_count, change.new_count)
@@ -312,15 +313,30 @@ class Store:
         """
         self._check_owner()
         rest_data = serialize_rest(rest)  # this may read tables
-        with self._access.exclusive(self.table):
+        with ExclusiveAccess():
             self._check_owner()
             self._check_mapping()
-            self._copy_moved_tensors()
-            self._save(rest_data)
-            self.rest = rest
+            self._reopen_lag()
+            with self._access.exclusive(self.table):
+                self._save(rest_data)
+                self.rest = rest
+
+    def _reopen_lag(self) -> None:
+        """Create the lag again if it is closed, for example by an assignment to `weight.data`.
+
+        The initial values of a state depend on the options of its first step, so a state that has
+        been emptied can't be saved before.
+        """
+        run = last_run(self.table)
+        if self.table.lag is not None or run is None:
+            return
+        if run.state or not run.rule.initial_slots(run.group):
+            self.table.lag = RowLag(run.rule, self.table, run.group, run.state)
 
     def _save(self, rest: bytes) -> None:
-        record = self._describe_save(self._previous_save(), rest)
+        previous = self._previous_save()
+        self._copy_moved_tensors()
+        record = self._describe_save(previous, rest)
         record_data = self._serialize(record)
         files = [self.state_files.used[name] for name in record.tensors]
         for _, layout in record.files().values():
@@ -329,9 +345,13 @@ class Store:
             file.check_names(self._folder)
             file.set_saved_rows(record.previous_rows)
         self._possible_saves.add(record.save)
-        commit(self._folder, self._writes(record, record_data, rest))
+        commit(
+            self._folder,
+            self._writes(record, record_data, rest),
+            # From then on, this is the last save, even if it can be finished only later.
+            lambda: self.state_files.keep(record.tensors),
+        )
         self._possible_saves = {record.save}
-        self.state_files.keep(record.tensors)
         for file in files:
             file.map_saved()
 
@@ -374,16 +394,16 @@ class Store:
                 )
 
     def _copy_moved_tensors(self) -> None:
-        """Copy the values of tensors that have left the mapped memory back to this memory.
+        """Copy the values of tensors that have left the mapped memory to new mapped memory.
 
         For example, torch moves a tensor to shared memory when it sends the tensor to a process.
         """
-        lag = self.table.lag
+        lag, used = self.table.lag, self.state_files.used
         tensors = {TABLE: self.table.raw_data}
         if isinstance(lag, RowLag):
             tensors |= {STEPS: lag.row_steps, **lag.slots}
-        for name, tensor in tensors.items():
-            self.state_files.used[name].update(tensor)
+        moved = {name: used[name].with_values(tensor) for name, tensor in tensors.items()}
+        self.state_files.replace({**used, **moved})
 
     def _previous_save(self) -> Record:
         """Return the record of the last save; finish that save if a full disk interrupted it."""
@@ -419,10 +439,9 @@ class Store:
             lag.check_unused_state("save")
         elif len(self.state_files.used) > 1:
             raise HotrowError(
-                "the optimizer state cannot be saved, because the optimizer has settled all "
-                "rows and closed its ledger, for example in load_state_dict()",
-                fix="run an optimizer step before you save; if another thread is loading a state, "
-                "save again",
+                "the optimizer state cannot be saved, because it was emptied, for example by "
+                "load_state_dict()",
+                fix="run an optimizer step before you save",
             )
         return Record(
             save=new_name(),

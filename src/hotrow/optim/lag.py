@@ -37,12 +37,33 @@ ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live a
 MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger
 
 
-class Replaced(NamedTuple):
+class Run(NamedTuple):
     """What is needed to create a lag again."""
 
     rule: Rule
     group: ParamGroup
     state: RowState
+
+
+class Replaced(NamedTuple):
+    """What a lag has replaced: the last run of a table on disk, and the files of its state."""
+
+    run: Run | None
+    was_open: bool
+    files: object
+
+    @staticmethod
+    def by_new_lag(table: Table) -> Replaced:
+        """Return what a new lag of this table would replace."""
+        if table.backing is None:
+            return Replaced(None, False, None)
+        was_open = isinstance(table.lag, RowLag)
+        return Replaced(last_run(table), was_open, table.backing.state_files.used)
+
+    def reopen(self, table: Table) -> None:
+        """Create the earlier lag again, if it was open."""
+        if self.was_open and self.run is not None:
+            table.lag = RowLag(self.run.rule, table, self.run.group, self.run.state)
 
 
 class RowLag:
@@ -58,15 +79,16 @@ class RowLag:
         table: Table,
         group: ParamGroup,
         state: RowState,
-        replaced: Replaced | None = None,
     ) -> None:
         self._table, self.state = weakref.ref(table), state
-        self.replaced = replaced  # the earlier lag of a table on disk, until the first step
+        self.replaced: Replaced | None = None  # set until the first step, if the state is new
         self.group_options = {key: value for key, value in group.items() if key != "params"}
         self.values = table.raw_data
         # Unlike `RowState`, dict's own method doesn't trim the spare memory of the tensors.
         loaded = {name: dict.__getitem__(state, name) for name in state}
         initial_slots = rule.initial_slots(group)
+        if rule.has_step_count and loaded and "step" not in loaded:
+            raise _missing("step", f"it has {next(iter(loaded))!r}")
         # The ledger must not refer to the slots, but SGD's rule checks whether they exist.
         scalars = {
             name: True if name in initial_slots else value
@@ -74,6 +96,7 @@ class RowLag:
             if value is not None
         }
         self.ledger = Ledger(rule, group, start_step=int(loaded.get("step", 0)), state=scalars)
+        self.ledger.next_entry(group)  # raises an error if the options are invalid
         self.slots: dict[str, Tensor] = {}
         for name, initial in initial_slots.items():
             self.slots[name] = self._make_slot(name, initial, loaded.get(name)).detach()
@@ -95,7 +118,6 @@ class RowLag:
         self.is_busy = False  # whether an operation on rows is running
         self.is_broken = False  # whether an error has interrupted an operation halfway
         self.is_closed = False
-        self.is_new = False  # whether the optimizer had no state for the table before
         # Whether other code may have written to the table or its state since the last step.
         self.was_written = table.backing is None and bool(loaded)
         self._updater: RowUpdater | None = None
@@ -108,6 +130,11 @@ class RowLag:
         self.alias_steps = 0  # the number of consecutive steps with a live alias so far
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
         state.lag = self
+
+    @property
+    def run(self) -> Run:
+        """What is needed to create this lag again once it is closed."""
+        return Run(self.ledger.rule, self.group_options, self.state)
 
     @property
     def table(self) -> Table:
@@ -123,17 +150,10 @@ class RowLag:
             self._check_slot(name, loaded)
             return loaded if backing is None else backing.state_files.store_slot(name, loaded)
         if self.ledger.rule.has_step_count and self.state:
-            raise HotrowError(
-                f"the optimizer state has no {name!r}, but its step count is "
-                f"{self.ledger.start_step}",
-                fix="load a complete state, saved by an optimizer with the same options",
-            )
+            raise _missing(name, f"its step count is {self.ledger.start_step}")
         if backing is None:
             return torch.full_like(self.values, initial)
-        last = self.table.last_optimizer
-        is_in_use = last is not None and last() is not None
-        replaces_other = self.replaced is not None and self.replaced.state is not self.state
-        return backing.state_files.create_slot(name, initial, replaces_other and not is_in_use)
+        return backing.state_files.create_slot(name, initial)
 
     def _check_slot(self, name: str, slot: Tensor) -> None:
         for prop, actual, expected in (
@@ -440,18 +460,13 @@ class RowLag:
 
     def discard(self) -> None:
         """Remove this lag and its new state, because its first step has failed."""
-        table = self.table
+        table, replaced = self.table, self.replaced
+        assert replaced is not None
         self._detach()
         self.state.clear()
         if table.backing is not None:
-            table.backing.state_files.discard()
-        RowLag.restore(table, self.replaced)
-
-    @staticmethod
-    def restore(table: Table, replaced: Replaced | None) -> None:
-        """Create the lag again that a failed lag has replaced."""
-        if replaced is not None and table.lag is None:
-            table.lag = RowLag(replaced.rule, table, replaced.group, replaced.state)
+            table.backing.state_files.discard(replaced.files, replaced.run)
+        replaced.reopen(table)
 
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""
@@ -469,6 +484,24 @@ class RowLag:
         table = self._table()
         if table is not None and table.lag is self:
             table.lag = None
+            if table.backing is not None:
+                table.backing.state_files.last_run = self.run
+
+
+def last_run(table: Table) -> Run | None:
+    """Return the run of a table's lag, or of the last lag of a table on disk."""
+    if isinstance(table.lag, RowLag):
+        return table.lag.run
+    run = None if table.backing is None else table.backing.state_files.last_run
+    return run if isinstance(run, Run) else None
+
+
+def _missing(name: str, but: str) -> HotrowError:
+    return HotrowError(
+        f"the optimizer state has no {name!r}, but {but}",
+        fix="load a complete state, saved by an optimizer with the same options; if the table is "
+        "on disk, call optimizer.state_dict() before you change its saved state",
+    )
 
 
 def _mark(scalar: Tensor) -> float:

@@ -116,12 +116,12 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def warn_of_missing_state(optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
+def warn_of_missing_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Warn if a table on disk continues its training, but the other parameters start again.
 
     Arguments:
         optimizer: the optimizer of the table.
-        slots: the table's state tensors, which its folder contains.
+        state: the state of the table, which its folder contains.
     """
     others = [
         parameter
@@ -129,7 +129,7 @@ def warn_of_missing_state(optimizer: torch.optim.Optimizer, slots: Mapping[str, 
         for parameter in group["params"]
         if type(parameter) not in TABLE_CLASSES
     ]
-    if slots and others and not any(optimizer.state.get(each) for each in others):
+    if state and others and not any(optimizer.state.get(each) for each in others):
         count = (
             f"its other {len(others):,} parameters" if len(others) > 1 else "its other parameter"
         )

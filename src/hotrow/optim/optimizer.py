@@ -31,7 +31,7 @@ from hotrow.optim.dense_steps import (
 )
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import Replaced, RowLag
+from hotrow.optim.lag import Replaced, RowLag, Run, last_run
 from hotrow.optim.loading import (
     check_group,
     check_ranges,
@@ -50,6 +50,7 @@ from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
+from hotrow.table.protocols import Backing
 from hotrow.table.row_change import trim_storage
 
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
@@ -222,10 +223,12 @@ class RowOptimizer(_Optimizer):
                 for _, table in tables:
                     lag = table.lag
                     # As in torch, the initial state depends on the first step's options.
-                    if isinstance(lag, RowLag) and lag.is_new and not lag.ledger.length:
+                    if isinstance(lag, RowLag) and lag.replaced is not None:
                         with ExclusiveAccess():
                             lag.discard()
-                        self.state.pop(table, None)
+                        run = last_run(table)
+                        if run is None or run.state is not self.state.get(table):
+                            self.state.pop(table, None)
                 raise
 
     def _take_steps(self, tables: list[tuple[ParamGroup, Table]]) -> None:
@@ -331,40 +334,36 @@ class RowOptimizer(_Optimizer):
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
         with ExclusiveAccess():
-            replaced = None
-            if isinstance(lag, RowLag) and table.backing is not None:
-                replaced = Replaced(lag.ledger.rule, lag.group_options, lag.state)
+            replaced = Replaced.by_new_lag(table)
             try:
                 table.close_lag()  # the lag belongs to another optimizer or has other options
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
                 match_strides(state, table)
-                # A table on disk may have taken steps without any slots.
-                may_be_new = table.backing is None or bool(self.rule.initial_slots(group))
-                replaces_other = replaced is not None and replaced.state is not state
-                is_new = not state and (may_be_new or replaces_other)
-                table.lag = lag = RowLag(self.rule, table, group, state, replaced)
+                is_new = not state
+                table.lag = lag = RowLag(self.rule, table, group, state)
             except BaseException:
-                RowLag.restore(table, replaced)
+                if table.lag is None:
+                    replaced.reopen(table)
                 raise
-            lag.is_new = is_new
+            lag.replaced = replaced if is_new else None
         return lag
 
     def table_state(self, table: Table) -> Any:
         """Return a table's state; if a table on disk has none yet, return its saved state."""
         state = self.state.get(table, {})
         if table.backing is not None and not state and not isinstance(state, RowState):
-            lag = table.lag
-            if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
+            run = last_run(table)
+            if run is not None and run.rule is self.rule:
                 if table.last_optimizer is not None and table.last_optimizer() is self:
                     raise HotrowError(
                         "the state of a table on disk was removed from optimizer.state, but it is "
                         "still in the folder",
                         fix="fill the tensors of optimizer.state[weight] with 0 instead",
                     )
-                state = self.state[table] = lag.state
+                state = self.state[table] = run.state
                 table.last_optimizer = weakref.ref(self)
-                warn_of_missing_state(self, lag.slots)
+                warn_of_missing_state(self, state)
         return state
 
     def _drop_initial_state(self) -> None:
@@ -387,8 +386,9 @@ class RowOptimizer(_Optimizer):
             try:
                 for _, table in self._tables():
                     lag = table.lag
+                    state = self.table_state(table)  # read from the folder if not done yet
                     if table.backing is not None and isinstance(lag, RowLag):
-                        if self.table_state(table) is not lag.state:
+                        if state is not lag.state:
                             table.settle()  # the lag belongs to another optimizer
                             continue
                         # The group's options may have changed since the last step.
@@ -398,7 +398,7 @@ class RowOptimizer(_Optimizer):
                 yield
             finally:
                 for group, table in on_disk:
-                    self._prepare_lag(table, group)
+                    self._prepare_lag(table, group).replaced = None
 
     def prepare_capture(self) -> None:
         """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.
@@ -491,16 +491,30 @@ class RowOptimizer(_Optimizer):
         # The user's hooks, which may change the state dict, run before this one.
         prepare: Any = type(self)._prepare_state_dict
         handle = self.register_load_state_dict_pre_hook(prepare)
+        before = self.state
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-            for group, table in self._tables():
-                is_closed = table.backing is not None and table.lag is None
-                state = self.state.get(table, {})
-                if is_closed and (state or not self.rule.initial_slots(group)):
-                    self.state[table] = RowState(state)
-                    self._prepare_lag(table, self._numeric(group))  # `Store.save` needs it
+            if self.state is not before:
+                for group, table in self._tables():
+                    if table.backing is not None:
+                        self._replace_last_run(table, table.backing, self._numeric(group))
+
+    def _replace_last_run(self, table: Table, backing: Backing, group: ParamGroup) -> None:
+        """Let the next save of a table on disk contain the state that was loaded.
+
+        An empty state only replaces a state of the same class. In that case, the next step starts
+        without state, as in torch.
+        """
+        with ExclusiveAccess():
+            state, run = self.state.get(table, {}), last_run(table)
+            if state or (run is not None and run.rule is self.rule):
+                table.close_lag()
+                state = self.state[table] = RowState(state)
+                backing.state_files.last_run = Run(self.rule, group, state)
+            if state:
+                self._prepare_lag(table, group).replaced = None  # frees the memory of the tensors
 
     def _prepare_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Check a state dict, and return a copy with this process's rows."""

@@ -32,7 +32,7 @@ def scalar_dtype() -> torch.dtype:
 
 
 def numeric_group(group: ParamGroup, defaults: ParamGroup) -> ParamGroup:
-    """Return a copy of the group with tensor options converted to numbers.
+    """Return the group's options, with tensors converted to numbers.
 
     `lr` and `weight_decay` become scalar tensors on the CPU instead. torch computes with them in
     their own dtype, so ledger entries must do the same.
@@ -40,6 +40,7 @@ def numeric_group(group: ParamGroup, defaults: ParamGroup) -> ParamGroup:
     Like torch, take Adagrad's `initial_accumulator_value` from the optimizer's defaults.
     """
     group = group | {name: defaults[name] for name in _FROM_DEFAULTS if name in defaults}
+    group.pop("params", None)
     for key, value in group.items():
         if isinstance(value, Tensor) and value.numel() == 1:
             keep = key in _TENSOR_OPTIONS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -48,14 +48,15 @@ class RowState(dict[str, Any]):
         if lag is not None:
             lag.settle_all()
         value = dict.__getitem__(self, name)
-        is_alias = isinstance(value, Tensor) and value.ndim
+        is_alias = _has_rows(value)
         if lag is not None and is_alias:
             lag.was_written = True  # the caller may write to the alias
         return trim_storage(value.detach()) if is_alias else value
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._close_lag()
-        dict.__setitem__(self, name, value)
+        # An alias, so that the use count of the storage shows whether other code keeps the tensor.
+        dict.__setitem__(self, name, value.detach() if _has_rows(value) else value)
 
     def __delitem__(self, name: str) -> None:
         self._close_lag()
@@ -78,6 +79,10 @@ class RowState(dict[str, Any]):
         lag = self.lag
         if lag is not None:
             lag.close()
+
+
+def _has_rows(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 # Implement dict's other methods with the methods above.

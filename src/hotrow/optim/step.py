@@ -45,6 +45,7 @@ def step_together(steps: Sequence[TableStep]) -> None:
                 scalars = lag.ledger.torch_scalars(group)
                 for lag, _, _ in same_ledger:
                     lag.write_scalars(scalars)
+                    lag.group_options = group
         except BaseException:
             _undo_step([lag for lag, _, _ in steps], lengths)
             raise

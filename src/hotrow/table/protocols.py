@@ -136,11 +136,14 @@ class ChangedFiles(Protocol):
 class StateFiles(Protocol):
     """The files of a table's optimizer state; see `hotrow.disk.state_files.StateFiles`."""
 
-    def create_slot(self, name: str, initial: float, replace: bool) -> Tensor:
-        """Create a (V, D) state tensor filled with `initial` in a memory-mapped file.
+    last_run: object  # the `Run` of the last lag that was closed, or None
 
-        With `replace`, the tensor may replace that of an optimizer of another class.
-        """
+    @property
+    def used(self) -> object:
+        """The files in use, for `discard`."""
+
+    def create_slot(self, name: str, initial: float) -> Tensor:
+        """Create a (V, D) state tensor filled with `initial` in a memory-mapped file."""
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
         """Store `values` in a memory-mapped file, and return the mapped (V, D) tensor."""
@@ -148,8 +151,8 @@ class StateFiles(Protocol):
     def row_steps(self) -> Tensor:
         """Return a memory-mapped (V,) int32 tensor of zeros, for the step count of each row."""
 
-    def discard(self) -> None:
-        """Forget the optimizer state, which must be new."""
+    def discard(self, files: object, run: object) -> None:
+        """Forget the optimizer state, which must be new, and use an earlier run and its files."""
 
 
 class Backing(Protocol):

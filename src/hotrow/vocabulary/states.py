@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hotrow import optim
 from hotrow.errors import HotrowError
-from hotrow.optim.lag import RowLag
+from hotrow.optim.lag import RowLag, last_run
 from hotrow.optim.optimizer import RowOptimizer
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.table.autograd import storage_use_count
@@ -44,13 +44,14 @@ def group_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Param
 
 def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -> None:
     """Raise an error if this is not the optimizer that trains the weight."""
-    shape, lag = tuple(weight.shape), getattr(weight, "lag", None)
+    shape = tuple(weight.shape)
+    run = last_run(weight) if isinstance(weight, Table) else None
     reference = getattr(weight, "last_optimizer", None)
     last = None if reference is None else reference()
     # Without a lag, the last optimizer may still have state.
     has_state = last is not None and bool(row_tensors(last, weight))
     if optimizer is None:
-        if lag is not None or has_state:
+        if run is not None or has_state:
             raise HotrowError(
                 f"the optimizer that trains the {shape} table has state for each row",
                 fix="pass the optimizer too",
@@ -68,7 +69,7 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
         and isinstance(optimizer, RowOptimizer)
     ):
         optimizer.table_state(weight)  # reads the state from the files if not done yet
-    if (isinstance(lag, RowLag) and lag.state is not optimizer.state.get(weight)) or (
+    if (run is not None and run.state is not optimizer.state.get(weight)) or (
         has_state and optimizer is not last and not row_tensors(optimizer, weight)
     ):
         raise HotrowError(
