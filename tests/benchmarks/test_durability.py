@@ -45,7 +45,7 @@ def test_no_rank_waits_for_a_killed_rank():
 
 @exhaustive
 def test_the_attack_notices_saves_without_a_journal(monkeypatch):
-    def write_in_place(folder, writes):
+    def write_in_place(folder, writes, complete):
         for name, offset, data in writes:
             with folder.open(name, "r+b") as file:
                 if offset == (1 << 64) - 1:
@@ -53,6 +53,7 @@ def test_the_attack_notices_saves_without_a_journal(monkeypatch):
                 else:
                     file.seek(offset)
                 file.write(data)
+        complete()
 
     monkeypatch.setattr(store, "commit", write_in_place)
     assert lost(durability.kills, 60)

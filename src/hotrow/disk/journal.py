@@ -46,11 +46,7 @@ _MAX_NAME_BYTES = 100
 _CHUNK = 1 << 20
 
 
-def commit(
-    folder: Folder,
-    writes: Iterable[FileWrite],
-    complete: Callable[[], object] = lambda: None,
-) -> None:
+def commit(folder: Folder, writes: Iterable[FileWrite], complete: Callable[[], object]) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
     Call `complete` as soon as the journal is complete.
