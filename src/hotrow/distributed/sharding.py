@@ -65,7 +65,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     Raises:
         HotrowError: on every rank, if the model has no tables, the tables differ between ranks, a
             table has `scale_grad_by_freq` or frozen rows, or is on disk, or the mesh has more than
-            one dimension.
+            one dimension or unsorted ranks.
 
     Cost: each rank copies its own rows and frees the other rows. See docs/scale.md for the cost of
     a step.

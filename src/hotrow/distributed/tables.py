@@ -137,8 +137,15 @@ def _make_ranks(mesh: Any, operation: str) -> Ranks:
         )
     device = torch.device(mesh.device_type)
     group = mesh.get_group()
+    members = mesh.mesh.tolist()
+    if members != sorted(members):
+        # A group sorts its ranks, and torch's checkpoints of DTensors have permuted rows.
+        raise HotrowError(
+            f"the mesh has the ranks {members}, but {operation} takes them in ascending order",
+            fix="build the mesh from sorted ranks, for example with init_device_mesh",
+        )
     new_group = dist.new_group(
-        dist.get_process_group_ranks(group),
+        members,
         timeout=group._get_backend(device).options._timeout,
         use_local_synchronization=True,
     )
