@@ -6,13 +6,14 @@ import itertools
 import math
 import pickle
 import time
+import warnings
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -478,6 +479,7 @@ def refused(count):
         error_text(wrapped, torch.tensor([0])),
         error_text(shard, converted_model(), wide),
         error_text(shard, converted_model(), "cpu"),
+        error_text(shard, converted_model(), DeviceMesh("cpu", [1, 0])),
         error_text(shard, tied, mesh),
         error_text(shard, DistributedDataParallel(nn.Linear(2, 2)), mesh),
         error_text(lambda: tied.load_state_dict(tied.state_dict(), assign=True)),
@@ -502,6 +504,7 @@ def test_unsupported_models_raise_on_every_rank():
         "DistributedDataParallel treats the table 0.weight as a dense parameter",
         "the mesh has 2 dimensions, but shard takes a one-dimensional mesh: use mesh['b']",
         "mesh is a str, but shard takes a DeviceMesh",
+        "the mesh has the ranks [1, 0], but shard takes them in ascending order",
         "user.weight is already sharded",
         "use DistributedDataParallel(shard(model, mesh))",
         "load_state_dict(assign=True) would replace the table user.weight",
@@ -691,6 +694,51 @@ def test_a_zero_redundancy_optimizer_raises(method):
         assert error is not None
         assert "ZeroRedundancyOptimizer steps each parameter on one rank only" in error
         assert unchanged
+
+
+def step_a_part(method, count, name):
+    """Take a step on a table with an optimizer of torch, or with a subclass."""
+
+    class Doubled(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step()
+            super().step()
+
+    class Named(torch.optim.SGD):
+        pass
+
+    classes = {"Doubled": Doubled, "Named": Named}
+    model = distribute(converted_model(), method, count)
+    assert isinstance(model.user.weight, Table)
+    before = model.user.weight.detach().clone()
+    kind = classes.get(name) or getattr(torch.optim, name)
+    optimizer = kind(trainable_parameters(model), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # it wraps the step
+    backward(model, rank_batch(make_batch(1), count, dist.get_rank()), count)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        errors = [error_text(optimizer.step, lambda: 0.0) for _ in range(2)]
+        scheduler.step()
+    return errors, torch.equal(model.user.weight.detach(), before)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "raises"),
+    [
+        ("shard", "Muon", True),
+        ("shard", "LBFGS", True),
+        ("shard", "Doubled", True),
+        ("shard", "Named", False),
+        ("shard", "AdamW", False),
+        ("replicate", "Muon", False),
+    ],
+)
+def test_an_optimizer_that_may_use_whole_tensors_raises_for_shards(method, name, raises):
+    for errors, unchanged in rank_processes(2).run(step_a_part, method, 2, name):
+        assert unchanged == raises
+        for error in errors:
+            assert (error is not None) == raises
+            assert not raises or f"the step of {name} may depend on a whole tensor" in error
 
 
 def average_models(count, is_frozen):

@@ -6,6 +6,7 @@ error that doesn't mention the other.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -29,6 +30,24 @@ _checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKe
 _own_hooks: set[int] = set()  # ids of the hooks that this module registers
 _MAX_TOUCHED = 0.1  # the share of rows with a gradient
 _SUPPORT_SPARSE = torch.optim.SGD, torch.optim.Adagrad
+# The methods `step` whose result for an element depends only on values of that element. torch wraps
+# these methods when an optimizer is created.
+_ELEMENTWISE_STEPS = frozenset(
+    inspect.unwrap(optimizer.step)
+    for optimizer in (
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    )
+)
 
 
 def warn_of_dense_steps(names: frozenset[str]) -> None:
@@ -38,16 +57,17 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         names: the names of the optimizers in `hotrow.optim`.
 
     The check raises a `HotrowError` if the optimizer would change frozen rows. It warns once for
-    each optimizer that updates a table with dense steps. SparseAdam doesn't support tables, and
-    ZeroRedundancyOptimizer doesn't support sharded or replicated tables, so the check raises a
-    `HotrowError` for these.
+    each optimizer that updates a table with dense steps. SparseAdam doesn't support tables,
+    ZeroRedundancyOptimizer doesn't support sharded or replicated tables, and optimizers whose step
+    isn't known to be elementwise don't support sharded tables, so the check raises a `HotrowError`
+    for these.
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if hasattr(optimizer, "torch_class"):
             return
         _refuse_frozen_rows(optimizer)
-        _refuse_zero_redundancy(optimizer)
+        _refuse_distributed_tables(optimizer)
         if _checked.get(optimizer) in (-1, table_count()):
             return
         _checked[optimizer] = table_count()
@@ -88,21 +108,30 @@ def _refuse_frozen_rows(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _refuse_zero_redundancy(optimizer: torch.optim.Optimizer) -> None:
-    """Raise an error if a ZeroRedundancyOptimizer has a sharded or replicated table.
-
-    After its step, it would overwrite the rows of every rank with those of one rank.
-    """
+def _refuse_distributed_tables(optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error if the optimizer can't train one of its sharded or replicated tables."""
     # The class is found by its name, because importing its module is slow.
-    if all(each.__name__ != "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__):
+    is_zero = any(each.__name__ == "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__)
+    if not is_zero and inspect.unwrap(type(optimizer).step) in _ELEMENTWISE_STEPS:
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if type(parameter) in TABLE_CLASSES and parameter.spans_processes:
+            if type(parameter) not in TABLE_CLASSES or not parameter.spans_processes:
+                continue
+            shape = tuple(parameter.shape)
+            if is_zero:
+                # After its step, it would overwrite the rows of every rank with those of one rank.
                 raise HotrowError(
                     "ZeroRedundancyOptimizer steps each parameter on one rank only, but all ranks "
-                    f"step the {tuple(parameter.shape)} table, which is sharded or replicated",
+                    f"step the {shape} table, which is sharded or replicated",
                     fix="use an optimizer from hotrow.optim on every rank",
+                )
+            if parameter.shards is not None:
+                raise HotrowError(
+                    f"the step of {type(optimizer).__name__} may depend on a whole tensor, but "
+                    f"this rank has only the {shape} shard of a table",
+                    fix="use an optimizer from hotrow.optim for the sharded tables, or use "
+                    "hotrow.distributed.replicate",
                 )
 
 
