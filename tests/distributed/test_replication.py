@@ -4,8 +4,10 @@ import copy
 import functools
 import itertools
 import pickle
+import warnings
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -477,8 +479,8 @@ def hash_rows(rank_count, name, when):
             layer.weight.grad = layer.weight.grad.as_dense()
         optimizer.step()
 
-    hash_of = replication._hash_rows
-    with patch.object(replication, "_hash_rows", lambda t: hashed.append(t) or hash_of(t)):
+    hash_of = replication._hash_copy
+    with patch.object(replication, "_hash_copy", lambda t: hashed.append(t) or hash_of(t)):
         step()
         step(dense=True)
         step()
@@ -535,3 +537,119 @@ def compare_copies(rank_count, rows, columns, dtype):
 def test_copies_of_any_size_are_compared(rows, columns, dtype):
     for error in rank_processes(2).run(compare_copies, 2, rows, columns, dtype):
         assert (error is None) == (rows * columns == 0)
+
+
+def double_the_rate(optimizer):
+    optimizer.param_groups[0]["lr"] *= 2
+
+
+def change_the_dtype(optimizer):
+    optimizer.param_groups[0]["lr"] = torch.tensor(optimizer.param_groups[0]["lr"])
+
+
+def change_betas(optimizer):
+    optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+
+
+def change_numbers_to_equal_numbers(optimizer):
+    group = optimizer.param_groups[0]
+    group.update(lr=np.float64(group["lr"]), betas=[*group["betas"]], weight_decay=0, name="a")
+
+
+def step_with_options(count, change, on_all_ranks, dense):
+    """Change the options of an optimizer on rank 1 or on all ranks, and take a step."""
+    rank = dist.get_rank()
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    before = {name: optimizer.param_groups[0][name] for name in optimizer.defaults}
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.tensor([1 + rank])).sum().backward()
+        if dense:
+            layer.weight.grad = layer.weight.grad.as_dense()
+        return error_text(optimizer.step)
+
+    step()
+    weight = layer.weight.detach().clone()
+    if on_all_ranks or rank == 1:
+        change(optimizer)
+    error = step()
+    unchanged = torch.equal(layer.weight.detach(), weight)
+    optimizer.param_groups[0].update(before)
+    assert step() is None
+    assert optimizer.state[layer.weight]["step"] == (2 if unchanged else 3)
+    return error, unchanged, {"weight": layer.weight.detach()}
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize(
+    ("change", "on_all_ranks", "text"),
+    [
+        (double_the_rate, False, "with lr=0.1, but rank 1 with lr=0.2: use the same optimizer"),
+        (change_the_dtype, False, "lr=0.1, but rank 1 with lr=0.10000000149011612 (torch.float32)"),
+        (change_betas, False, "with betas=(0.9, 0.999), but rank 1 with betas=(0.9, 0.99)"),
+        (change_numbers_to_equal_numbers, False, None),
+        (double_the_rate, True, None),
+    ],
+)
+def test_steps_with_different_options_raise_on_every_rank(change, on_all_ranks, text, dense):
+    results = rank_processes(2).run(step_with_options, 2, change, on_all_ranks, dense)
+    assert_all_the_same([values for *_, values in results])
+    for error, unchanged, _ in results:
+        assert unchanged == (text is not None)
+        assert (error is None) if text is None else (text in error)
+
+
+def load_optimizer_state(count, on_all_ranks, steps):
+    """Load another optimizer state on rank 1 or on all ranks, and continue training."""
+    rank = dist.get_rank()
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Adagrad(layer.parameters(), lr=0.1)
+    state = {"step": torch.tensor(3.0), "sum": torch.ones(7, 3)}
+    saved = {"state": {0: state}, "param_groups": optimizer.state_dict()["param_groups"]}
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.tensor([1 + rank])).sum().backward()
+        optimizer.step()
+
+    for _ in range(steps):
+        step()
+    if on_all_ranks or rank == 1:
+        optimizer.load_state_dict(saved)
+    errors = [error_text(step) for _ in range(2)]
+    return errors, {"weight": layer.weight.detach()}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("on_all_ranks", [False, True])
+def test_optimizer_states_are_compared_after_one_was_loaded(on_all_ranks, steps):
+    results = rank_processes(2).run(load_optimizer_state, 2, on_all_ranks, steps)
+    assert_all_the_same([values for _, values in results])
+    for errors, _ in results:
+        for error in errors:
+            assert (error is None) == on_all_ranks
+            assert on_all_ranks or "the optimizer states of .weight on rank 0 and rank 1" in error
+
+
+def step_with_torch(count, fused):
+    """Take a step of a torch optimizer with another learning rate on each rank."""
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    rate = 0.1 * (1 + dist.get_rank())
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=rate, fused=fused)
+    layer(torch.tensor([1])).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.step()
+    return error_text(layer, torch.tensor([1]))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_replicas_are_compared_after_a_step_of_torch(fused):
+    for error in rank_processes(2).run(step_with_torch, 2, fused):
+        assert error is not None
+        assert "the copies of .weight on rank 0 and rank 1 differ" in error

@@ -2,15 +2,17 @@
 
 Before a lookup for training, the ranks check that they all look up ids in the same table. If other
 code has written to a copy, they also check that all copies are equal. The backward pass exchanges
-the gradients of the touched rows. If one rank settles all its rows, the other ranks settle theirs
-before the next step.
+the gradients of the touched rows. Before a step, the ranks check that their options are equal. If
+one rank has settled all its rows, the other ranks settle theirs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -50,7 +52,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     All copies are bitwise equal after every step. If a read settles all rows on one rank, for
     example for a checkpoint, the other ranks settle theirs before the next step. If other code
     writes to a copy, for example with `load_state_dict`, it must write the same values on every
-    rank. The next lookup for training compares the copies, and raises an error if they differ.
+    rank. The next lookup for training compares the copies, and raises an error if they differ. A
+    step raises an error if the optimizer's options differ. See docs/scale.md for writes that aren't
+    noticed.
 
     Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
     without data passes an empty batch. If one rank has an invalid id, the lookup raises an error on
@@ -71,7 +75,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
     Cost: for each lookup, each rank sends two 16-byte headers, and the gradients and ids of the
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends 16 more bytes for
-    each table. After other code has written to a table, the next lookup for training hashes it.
+    each table. After other code has written to a table, the next lookup for training hashes it and
+    its optimizer state.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -148,14 +153,16 @@ class _Replicas:
             self._compare_copies(table)
 
     def _compare_copies(self, table: Table) -> None:
-        """Raise an error on every rank unless all copies of the table are equal."""
-        table.settle()
+        """Raise an error on every rank unless all copies and their optimizer states are equal."""
         operation = f"compare the copies of {self.path}"
-        first, *others = self.ranks.all_gather(operation, _hash_rows(table))
-        different = [rank for rank, other in enumerate(others, 1) if other != first]
-        if different:
+        all_hashes = self.ranks.all_gather(operation, _hash_copy(table))
+        for rank, hashes in enumerate(all_hashes):
+            if hashes == all_hashes[0]:
+                continue
+            rows, others_rows = all_hashes[0][0], hashes[0]
+            what = "optimizer states" if rows == others_rows else "copies"
             error = HotrowError(
-                f"the copies of {self.path}.weight on rank 0 and rank {different[0]} differ, for "
+                f"the {what} of {self.path}.weight on rank 0 and rank {rank} differ, for "
                 "example because only one rank loaded a checkpoint, or each rank initialized the "
                 "weight with another seed",
                 fix="load the same values on every rank, or call replicate after that",
@@ -176,24 +183,57 @@ class _Replicas:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
-    def settle_together(self, table: Table) -> None:
-        """Settle all rows, or close the `RowLag`, if another rank did so after the last step.
+    def prepare_step(self, table: Table, options: Mapping[str, str]) -> None:
+        """Check that all ranks step with the same options, and settle rows on all ranks or none.
 
-        All ranks had equal rows after the last step, so settling makes the rows equal again.
+        If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
+        does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
         lag_ended, is_settled = table.lag is None, not table.has_stale_rows
-        flags = torch.tensor([lag_ended, is_settled], dtype=torch.int64, device=self.ranks.device)
-        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.ranks.group)
-        any_ended, any_settled = flags.tolist()
+        checksum = zlib.crc32(repr(options).encode()) >> 1
+        values = [lag_ended, is_settled, checksum, -checksum]
+        maxima = torch.tensor(values, dtype=torch.int32, device=self.ranks.device)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=self.ranks.group)
+        any_ended, any_settled, highest, negative_lowest = maxima.tolist()
+        if highest != -negative_lowest:
+            self._raise_different_options(options)
         if table.lag is not None and any_ended:
             table.close_lag()
         elif any_settled:
             table.settle()
 
+    def _raise_different_options(self, options: Mapping[str, str]) -> NoReturn:
+        """Raise an error that names the first option that differs between the ranks."""
+        first, *others = self.ranks.all_gather(f"take a step on {self.path}", options)
+        rank, other = next((i, each) for i, each in enumerate(others, 1) if each != first)
+        name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
+        error = HotrowError(
+            f"rank 0 steps the replicated table {self.path}.weight with {name}={first.get(name)}, "
+            f"but rank {rank} with {name}={other.get(name)}",
+            fix="use the same optimizer with the same options on every rank",
+        )
+        error.on_all_ranks = True
+        raise error
 
-def _hash_rows(table: Table) -> bytes:
-    """Return a hash of the stored values, computed in blocks, to limit the memory for copies."""
-    result, rows = hashlib.sha256(), table.raw_rows
-    for block in torch.split(rows, max(1, HASHED_VALUES // max(1, rows.shape[1]))):
-        result.update(as_bytes(block).cpu().numpy().data)
+
+def _hash_copy(table: Table) -> tuple[bytes, bytes]:
+    """Return a hash of the rows, and one of the optimizer state."""
+    table.settle()
+    optimizer = None if table.last_optimizer is None else table.last_optimizer()
+    state = {} if optimizer is None else optimizer.state.get(table, {})
+    return _hash_values({"": table.raw_rows}), _hash_values(state)
+
+
+def _hash_values(values: Mapping[str, Any]) -> bytes:
+    """Return a hash of named values. Tensors are read in blocks, to limit the memory for copies."""
+    result = hashlib.sha256()
+    for name in sorted(values):
+        value = values[name]
+        result.update(name.encode())
+        if isinstance(value, Tensor) and value.layout == torch.strided:
+            rows = value if value.ndim == 2 else value.reshape(-1, 1)
+            for block in torch.split(rows, max(1, HASHED_VALUES // max(1, rows.shape[1]))):
+                result.update(as_bytes(block).cpu().numpy().data)
+        else:
+            result.update(repr(value).encode())
     return result.digest()

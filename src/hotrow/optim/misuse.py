@@ -64,10 +64,11 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if hasattr(optimizer, "torch_class"):
+        if hasattr(optimizer, "torch_class") or not table_count():
             return
         _refuse_frozen_rows(optimizer)
         _refuse_distributed_tables(optimizer)
+        _expect_different_replicas(optimizer)
         if _checked.get(optimizer) in (-1, table_count()):
             return
         _checked[optimizer] = table_count()
@@ -133,6 +134,17 @@ def _refuse_distributed_tables(optimizer: torch.optim.Optimizer) -> None:
                     fix="use an optimizer from hotrow.optim for the sharded tables, or use "
                     "hotrow.distributed.replicate",
                 )
+
+
+def _expect_different_replicas(optimizer: torch.optim.Optimizer) -> None:
+    """Make the next lookup compare the replicas of the optimizer's tables.
+
+    Torch's fused steps don't change `Tensor._version`.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if type(parameter) in TABLE_CLASSES:
+                parameter.equal_version = None
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:

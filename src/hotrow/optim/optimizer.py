@@ -45,7 +45,7 @@ from hotrow.optim.misuse import (
     warn_of_dense_embeddings,
     warn_of_missing_state,
 )
-from hotrow.optim.rule import ParamGroup, Rule, numeric_group
+from hotrow.optim.rule import ParamGroup, Rule, numeric_group, option_text
 from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
@@ -243,7 +243,7 @@ class RowOptimizer(_Optimizer):
         dense, pending_steps, equal = [], [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if table.replicas is not None:
-                table.replicas.settle_together(table)
+                table.replicas.prepare_step(table, self._describe_options(group))
                 if table.has_equal_replicas:
                     equal.append(table)
             if isinstance(gradient, RowGradient) and reason is None:
@@ -271,6 +271,11 @@ class RowOptimizer(_Optimizer):
             table.last_optimizer = weakref.ref(self)
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
+
+    def _describe_options(self, group: ParamGroup) -> dict[str, str]:
+        """Return the optimizer's name and its options as text, to compare them between ranks."""
+        options = {name: option_text(group.get(name)) for name in sorted(self.defaults)}
+        return {"optimizer": self.rule.name, **options}
 
     def _dense_step(
         self,
@@ -540,6 +545,7 @@ class RowOptimizer(_Optimizer):
         for table in tables.values():
             table.close_lag()
             table.last_optimizer = weakref.ref(self)
+            table.equal_version = None  # the other replicas may not load this state
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
         states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -50,6 +51,16 @@ def numeric_group(group: ParamGroup, defaults: ParamGroup) -> ParamGroup:
 
 _FROM_DEFAULTS = ("initial_accumulator_value",)
 _TENSOR_OPTIONS = "lr", "weight_decay"
+
+
+def option_text(value: Any) -> str:
+    """Return a text that is the same for two options if they have the same effect."""
+    if isinstance(value, Tensor):  # torch computes in its dtype
+        return f"{value.tolist()} ({value.dtype})"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(option_text, value))})"
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return str(float(value)) if is_number else str(value)
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:

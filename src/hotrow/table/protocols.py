@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from torch import Tensor
@@ -109,8 +109,11 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
     def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
-    def settle_together(self, table: _Table) -> None:
-        """Settle all rows if any process has done so, so that all replicas stay bit-identical."""
+    def prepare_step(self, table: _Table, options: Mapping[str, str]) -> None:
+        """Prepare a step so that all replicas stay bit-identical.
+
+        Check that the options are equal, and settle all rows if any process has done so.
+        """
 
 
 class GradientShards(Protocol):
