@@ -1,5 +1,6 @@
 """Sharded tables give the same results as a single process, bit for bit."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -13,7 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -765,6 +769,107 @@ def test_averaging_the_rows_of_different_ranks_raises(is_frozen):
         else:
             assert error is not None
             assert "model averaging would average the rows of 0 with other rows" in error
+
+
+# --- Options of DistributedDataParallel ----------------------------------------------------------
+
+
+def sum_hook(state, bucket):
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def fp16_compress_hook(state, bucket):
+    """A hook with the name of a hook of torch."""
+    return sum_hook(state, bucket)
+
+
+def train_with_a_hook(method, count, hook):
+    model = hotrow.convert(nn.Sequential(nn.Embedding(6, 2), nn.Linear(2, 1)))
+    wrapped = DistributedDataParallel(distribute(model, method, count))
+    assert isinstance(model[0].weight, Table)
+    wrapped.register_comm_hook(None, hook)
+    error = error_text(lambda: wrapped(torch.arange(6)).sum().backward())
+    return error, type(model[0].weight.grad).__name__
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize("hook", [sum_hook, fp16_compress_hook, noop_hook])
+def test_a_hook_that_does_not_average_raises(method, hook):
+    for error, _ in rank_processes(2).run(train_with_a_hook, method, 2, hook):
+        assert error is not None
+        assert f"uses the communication hook {hook.__name__} for dense parameters" in error
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize("hook", [default_hooks.allreduce_hook, default_hooks.fp16_compress_hook])
+def test_a_hook_that_averages_is_accepted(method, hook):
+    for found in rank_processes(2).run(train_with_a_hook, method, 2, hook):
+        assert found == (None, "RowGradient")
+
+
+class Recomputed(nn.Sequential):
+    """Modules whose forward pass runs again in the backward pass."""
+
+    def forward(self, ids):
+        return checkpoint(super().forward, ids, use_reentrant=False)
+
+
+def accumulate(method, count, synchronized, by_torch, evaluate):
+    """Accumulate the gradients of several batches, then take a step.
+
+    Arguments:
+        method: "shard" or "replicate", or None for torch.
+        count: the number of ranks.
+        synchronized: for each batch, whether DistributedDataParallel averages the gradients.
+        by_torch: whether torch's optimizer takes the step.
+        evaluate: whether to evaluate the model before the step.
+    """
+    torch.manual_seed(0)
+    model = Recomputed(nn.Embedding(6, 2), nn.Flatten(), nn.Linear(4, 1)).double()
+    if method is not None:
+        model = distribute(hotrow.convert(model), method, count)
+        assert isinstance(model[0].weight, Table)
+    wrapped = DistributedDataParallel(model)
+    optimizer = (torch.optim if by_torch else hotrow.optim).SGD(model.parameters(), lr=0.1)
+    for t, synchronize in enumerate(synchronized):
+        torch.manual_seed(t)
+        ids = torch.randint(6, (count, 2))[dist.get_rank()][None]
+        with contextlib.nullcontext() if synchronize else wrapped.no_sync():
+            wrapped(ids).sum().backward()
+    with torch.no_grad():
+        if evaluate:
+            wrapped(torch.zeros(1, 2, dtype=torch.long))
+        before = {name: full(value) for name, value in model.state_dict().items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = error_text(optimizer.step)
+        after = {name: full(value) for name, value in model.state_dict().items()}
+    return error, before, after
+
+
+def full(value):
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().clone()
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize(
+    ("synchronized", "evaluate"),
+    [([False, True], False), ([False, False, True], True), ([False], False), ([True, False], True)],
+)
+def test_a_step_after_gradients_from_no_sync_raises(method, by_torch, synchronized, evaluate):
+    torchs = rank_processes(2).run(accumulate, None, 2, synchronized, True, evaluate)
+    found = rank_processes(2).run(accumulate, method, 2, synchronized, by_torch, evaluate)
+    for (error, before, after), (_, _, expected) in zip(found, torchs, strict=True):
+        if synchronized[-1]:
+            assert error is None
+            torch.testing.assert_close(after, expected)
+        else:
+            assert "the step follows a backward pass in DistributedDataParallel.no_sync" in error
+            for name, value in before.items():
+                assert_same_bits(after[name], value)
 
 
 # --- Growing and shrinking -----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from hotrow.distributed.ranks import Ranks, as_bytes
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
-    check_ddp_ignores,
+    check_ddp,
     exclude_tables_from_ddp,
     refuse_assignment,
     shared_table,
@@ -146,7 +146,7 @@ class _Replicas:
 
         Also raise an error if other code has written different values to the copies.
         """
-        check_ddp_ignores(table, self.path)
+        check_ddp(table, self.path)
         operation = f"look up ids in {self.path} for training"
         was_written = int(not table.has_equal_replicas)
         if any(self.ranks.exchange_counts(operation, [was_written] * self.ranks.count, failure)):

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hotrow.distributed.ranks import AllToAll, Ranks
-from hotrow.distributed.tables import MapGradient, check_ddp_ignores
+from hotrow.distributed.tables import MapGradient, check_ddp
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids, normalize_padding
 from hotrow.table.functional import local_embedding
@@ -230,7 +230,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     failure: HotrowError | None = None
     distinct_ids: list[tuple[Tensor, Tensor]] = []
     for request in requests:
-        check_ddp_ignores(request.table, request.shards.path)
+        check_ddp(request.table, request.shards.path)
     send_counts = [[0] * ranks.count for _ in requests]  # counts of distinct ids by table and rank
     try:
         for i, request in enumerate(requests):

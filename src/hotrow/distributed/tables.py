@@ -20,7 +20,18 @@ from hotrow.distributed.ranks import Ranks
 from hotrow.errors import HotrowError
 from hotrow.ids import digest
 from hotrow.table.gradient import RowGradient
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import Table, needs_gradient
+
+_TORCH_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+# Hooks whose result is the average over all ranks, some in a lower precision.
+_AVERAGING_HOOKS = {
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "powerSGD_hook",
+    "batched_powerSGD_hook",
+    "_reducer_allreduce_and_upcast_hook",  # of DistributedDataParallel(mixed_precision=...)
+}
 
 TableModules = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
 
@@ -239,20 +250,36 @@ def refuse_assignment(
         )
 
 
-def check_ddp_ignores(table: Table, path: str) -> None:
-    """Raise an error if the active DistributedDataParallel does not ignore the table.
+def check_ddp(table: Table, path: str) -> None:
+    """Raise an error if the active DistributedDataParallel would not train this model correctly.
 
     DistributedDataParallel ignores a parameter only if the module that it wraps lists the
-    parameter. A list on an inner module has no effect.
+    parameter. A list on an inner module has no effect. Communication hooks and `no_sync` affect
+    only the parameters that it doesn't ignore.
     """
     wrapper = DistributedDataParallel._active_ddp_module
-    if wrapper is not None and any(parameter is table for parameter in wrapper._module_parameters):
+    if wrapper is None:
+        return
+    if any(parameter is table for parameter in wrapper._module_parameters):
         raise HotrowError(
             f"DistributedDataParallel treats the table {path}.weight as a dense parameter, and has "
             "replaced its values with those of the first rank",
             fix="build the model again, and call shard or replicate on the same module that you "
             "pass to DistributedDataParallel",
         )
+    for hook, _ in wrapper._comm_hooks:
+        name = getattr(hook, "__name__", repr(hook))
+        is_from_torch = getattr(hook, "__module__", "").startswith(_TORCH_HOOKS)
+        if not (is_from_torch and name in _AVERAGING_HOOKS):
+            raise HotrowError(
+                f"DistributedDataParallel uses the communication hook {name} for dense parameters, "
+                f"but the gradient of the table {path}.weight is always averaged over all ranks",
+                fix="don't register the hook, or use a hook of torch that averages gradients, such "
+                "as fp16_compress_hook",
+            )
+    if needs_gradient(table):
+        is_local = not wrapper.require_backward_grad_sync
+        table.no_sync_wrapper = weakref.ref(wrapper) if is_local else None
 
 
 class MapGradient(torch.autograd.Function):

@@ -22,11 +22,10 @@ from torch.optim.optimizer import (
 
 from hotrow.errors import HotrowError
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
-from hotrow.table.parameter import TABLE_CLASSES, frozen_tables, table_count
+from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
 from hotrow.table.stack import caller_stack_level
 
-# For each optimizer, the number of tables when it was last checked; -1 after a warning.
-_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _own_hooks: set[int] = set()  # ids of the hooks that this module registers
 _MAX_TOUCHED = 0.1  # the share of rows with a gradient
 _SUPPORT_SPARSE = torch.optim.SGD, torch.optim.Adagrad
@@ -66,85 +65,78 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if hasattr(optimizer, "torch_class") or not table_count():
             return
-        _refuse_frozen_rows(optimizer)
-        _refuse_distributed_tables(optimizer)
-        _expect_different_replicas(optimizer)
-        if _checked.get(optimizer) in (-1, table_count()):
-            return
-        _checked[optimizer] = table_count()
-        shapes = [
-            tuple(parameter.shape)
+        tables = [
+            parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
             if type(parameter) in TABLE_CLASSES
         ]
-        if not shapes:
+        for table in tables:
+            _refuse_table(optimizer, table)
+            table.equal_version = None  # torch's fused steps don't change `Tensor._version`
+        if not tables or optimizer in _warned:
             return
+        _warned.add(optimizer)
         name = type(optimizer).__name__
-        if isinstance(optimizer, torch.optim.SparseAdam):
-            raise HotrowError(
-                f"SparseAdam does not support the {shapes[0]} table that hotrow.convert created",
-                fix="use hotrow.optim.Adam, which trains the same model as torch.optim.Adam",
-            )
-        _checked[optimizer] = -1
         better = f"hotrow.optim.{name}" if name in names else "an optimizer from hotrow.optim"
+        shape = tuple(tables[0].shape)
         warnings.warn(
-            f"{name} updates every row of the {shapes[0]} table that hotrow.convert created, so "
-            f"it is as slow as dense training. Use {better}, which updates only the touched rows",
+            f"{name} updates every row of the {shape} table that hotrow.convert created, so it is "
+            f"as slow as dense training. Use {better}, which updates only the touched rows",
             stacklevel=caller_stack_level(),
         )
 
     _own_hooks.add(register_optimizer_step_pre_hook(check).id)
 
 
-def _refuse_frozen_rows(optimizer: torch.optim.Optimizer) -> None:
-    """Raise an error if a torch optimizer would change the frozen rows of a table."""
-    frozen = frozen_tables()
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
-    if frozen and any(table is parameter for parameter in parameters for table in frozen):
-        name = type(optimizer).__name__
+def _refuse_table(optimizer: torch.optim.Optimizer, table: Table) -> None:
+    """Raise an error if a torch optimizer would not train the table correctly."""
+    name, shape = type(optimizer).__name__, tuple(table.shape)
+    if table.frozen is not None:
         raise HotrowError(
             f"torch's {name} would change the frozen rows of a table",
             fix=f"use hotrow.optim.{name}, or call hotrow.vocabulary.unfreeze(layer)",
         )
-
-
-def _refuse_distributed_tables(optimizer: torch.optim.Optimizer) -> None:
-    """Raise an error if the optimizer can't train one of its sharded or replicated tables."""
-    # The class is found by its name, because importing its module is slow.
-    is_zero = any(each.__name__ == "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__)
-    if not is_zero and inspect.unwrap(type(optimizer).step) in _ELEMENTWISE_STEPS:
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise HotrowError(
+            f"SparseAdam does not support the {shape} table that hotrow.convert created",
+            fix="use hotrow.optim.Adam, which trains the same model as torch.optim.Adam",
+        )
+    if not table.spans_processes:
         return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if type(parameter) not in TABLE_CLASSES or not parameter.spans_processes:
-                continue
-            shape = tuple(parameter.shape)
-            if is_zero:
-                # After its step, it would overwrite the rows of every rank with those of one rank.
-                raise HotrowError(
-                    "ZeroRedundancyOptimizer steps each parameter on one rank only, but all ranks "
-                    f"step the {shape} table, which is sharded or replicated",
-                    fix="use an optimizer from hotrow.optim on every rank",
-                )
-            if parameter.shards is not None:
-                raise HotrowError(
-                    f"the step of {type(optimizer).__name__} may depend on a whole tensor, but "
-                    f"this rank has only the {shape} shard of a table",
-                    fix="use an optimizer from hotrow.optim for the sharded tables, or use "
-                    "hotrow.distributed.replicate",
-                )
+    # The class is found by its name, because importing its module is slow.
+    if any(each.__name__ == "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__):
+        # After its step, it would overwrite the rows of every rank with those of one rank.
+        raise HotrowError(
+            "ZeroRedundancyOptimizer steps each parameter on one rank only, but all ranks "
+            f"step the {shape} table, which is sharded or replicated",
+            fix="use an optimizer from hotrow.optim on every rank",
+        )
+    if table.shards is not None and inspect.unwrap(type(optimizer).step) not in _ELEMENTWISE_STEPS:
+        raise HotrowError(
+            f"the step of {name} may depend on a whole tensor, but this rank has only the {shape} "
+            "shard of a table",
+            fix="use an optimizer from hotrow.optim for the sharded tables, or use "
+            "hotrow.distributed.replicate",
+        )
+    if table.grad is not None:
+        refuse_unsynchronized(table)
 
 
-def _expect_different_replicas(optimizer: torch.optim.Optimizer) -> None:
-    """Make the next lookup compare the replicas of the optimizer's tables.
+def refuse_unsynchronized(table: Table) -> None:
+    """Raise an error if the last lookup for training and the last forward pass ran in `no_sync`.
 
-    Torch's fused steps don't change `Tensor._version`.
+    The dense parameters then have the gradients of one rank, but the table those of all ranks.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if type(parameter) in TABLE_CLASSES:
-                parameter.equal_version = None
+    wrapper = None if table.no_sync_wrapper is None else table.no_sync_wrapper()
+    if wrapper is not None and not wrapper.require_forward_param_sync:
+        raise HotrowError(
+            "the step follows a backward pass in DistributedDataParallel.no_sync, in which each "
+            "rank computes its own gradients, but the gradient of the "
+            f"{tuple(table.shape)} table is averaged over all ranks",
+            fix="run the last forward and backward pass before each step outside of no_sync; if "
+            "your code averages the gradients, call the model without DistributedDataParallel",
+        )
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:

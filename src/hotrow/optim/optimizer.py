@@ -42,6 +42,7 @@ from hotrow.optim.loading import (
 from hotrow.optim.misuse import (
     check_sparse_gradients,
     has_hooks,
+    refuse_unsynchronized,
     warn_of_dense_embeddings,
     warn_of_missing_state,
 )
@@ -239,6 +240,8 @@ class RowOptimizer(_Optimizer):
                 for group, table in tables
                 if (gradient := table.grad) is not None
             ]
+        for _, table, _ in gradients:
+            refuse_unsynchronized(table)
         reasons = find_reasons(self.rule, gradients, self.param_groups)
         dense, pending_steps, equal = [], [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):

@@ -64,6 +64,8 @@ class Table(nn.Parameter):
         replicas: the processes that store the same rows, or None if there are none.
         equal_version: the version (`Tensor._version`) at which all replicas were known to be equal,
             or None.
+        no_sync_wrapper: the DistributedDataParallel in whose `no_sync` the last lookup for training
+            ran, or None.
         frozen: (R,) int64 in ascending order, the frozen rows, or None.
         backing: the files that store the rows and the state, or None if both are in memory.
     """
@@ -78,6 +80,7 @@ class Table(nn.Parameter):
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
     equal_version: int | None = None
+    no_sync_wrapper: weakref.ref[nn.parallel.DistributedDataParallel] | None = None
     backing: Backing | None = None
     frozen: Tensor | None = None
 
@@ -420,11 +423,6 @@ def find_table(tensor: Tensor) -> Table | None:
     pointer = tensor.data_ptr()
     matches = (table for table in all_tables() if table.raw_data.data_ptr() == pointer)
     return next(matches, None) if pointer else None
-
-
-def frozen_tables() -> list[Table]:
-    """Return the tables in this process that have frozen rows."""
-    return [table for table in all_tables() if table.frozen is not None]
 
 
 def all_tables() -> list[Table]:
