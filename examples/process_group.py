@@ -66,9 +66,11 @@ class ProcessGroup:
                 losses = []
 
     def save(self, path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save a distributed checkpoint that any number of ranks can load."""
+        """Save a distributed checkpoint, which any number of ranks can load, in a new folder."""
         weights, state = get_state_dict(model, optimizer)
-        dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
+        # A crash while torch overwrites a checkpoint would leave neither the old nor the new one.
+        writer = dcp.FileSystemWriter(path, overwrite=False)
+        dcp.save({"model": weights, "optimizer": state}, storage_writer=writer)
 
     def load(self, path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the model and the optimizer from a checkpoint."""

@@ -38,7 +38,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
         help_ = f"{text} (default {default})"
         parser.add_argument(f"--{name}", type=int, default=default, help=help_)
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default 0.001)")
-    parser.add_argument("--save", help="write a checkpoint to this folder")
+    parser.add_argument("--save", help="write a checkpoint to this new folder")
     parser.add_argument("--load", help="load the checkpoint in this folder")
     return parser.parse_args(arguments)
 

@@ -18,7 +18,7 @@ import hotrow
 from hotrow.distributed import look_up, replicate, shard
 from tests.support.exhaustive import exhaustive, grid
 from tests.support.paths import ROOT
-from tests.support.ranks import mesh_of_all, rank_processes
+from tests.support.ranks import RankError, mesh_of_all, rank_processes
 
 EXAMPLES = ROOT / "examples"
 SIZES = (50, 3), (7, 2)  # V, D
@@ -156,6 +156,16 @@ def test_two_processes_resumed_by_three_print_the_same_as_one(tmp_path):
     assert len(set(trained)) == 10
     assert half[:5] == trained[:5]
     assert rest == alone[5:]
+
+
+def test_an_example_does_not_overwrite_a_checkpoint(tmp_path):
+    words = *SMALL, "--until=1", "--save", str(tmp_path / "checkpoint")
+    run(2, "sharded", *words)
+    saved = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert saved
+    with pytest.raises(RankError, match="already exists"):
+        run(2, "sharded", *words)
+    assert saved == {path: path.read_bytes() for path in saved}
 
 
 def test_a_replicated_model_prints_the_same_as_one_process():
