@@ -484,6 +484,7 @@ def refused(count):
         error_text(shard, converted_model(), wide),
         error_text(shard, converted_model(), "cpu"),
         error_text(shard, converted_model(), DeviceMesh("cpu", [1, 0])),
+        error_text(shard, converted_model(), DeviceMesh("cpu", [1 - rank], _init_backend=False)),
         error_text(shard, tied, mesh),
         error_text(shard, DistributedDataParallel(nn.Linear(2, 2)), mesh),
         error_text(lambda: tied.load_state_dict(tied.state_dict(), assign=True)),
@@ -509,6 +510,7 @@ def test_unsupported_models_raise_on_every_rank():
         "the mesh has 2 dimensions, but shard takes a one-dimensional mesh: use mesh['b']",
         "mesh is a str, but shard takes a DeviceMesh",
         "the mesh has the ranks [1, 0], but shard takes them in ascending order",
+        "is not one of the mesh's ranks [",
         "user.weight is already sharded",
         "use DistributedDataParallel(shard(model, mesh))",
         "load_state_dict(assign=True) would replace the table user.weight",
@@ -806,6 +808,22 @@ def test_a_hook_that_does_not_average_raises(method, hook):
 def test_a_hook_that_averages_is_accepted(method, hook):
     for found in rank_processes(2).run(train_with_a_hook, method, 2, hook):
         assert found == (None, "RowGradient")
+
+
+def join_uneven_batches(method, count, is_enabled):
+    model = hotrow.convert(nn.Sequential(nn.Embedding(6, 2), nn.Linear(2, 1)))
+    wrapped = DistributedDataParallel(distribute(model, method, count))
+    assert isinstance(model[0].weight, Table)
+    with wrapped.join(enable=is_enabled):
+        return error_text(lambda: wrapped(torch.arange(6)).sum().backward())
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_join_raises(method, is_enabled):
+    for error in rank_processes(2).run(join_uneven_batches, method, 2, is_enabled):
+        assert (error is not None) == is_enabled
+        assert not is_enabled or "pass empty batches on ranks without data" in error
 
 
 class Recomputed(nn.Sequential):

@@ -147,14 +147,19 @@ def _make_ranks(mesh: Any, operation: str) -> Ranks:
             fix=f"use {choice}",
         )
     device = torch.device(mesh.device_type)
-    group = mesh.get_group()
     members = mesh.mesh.tolist()
+    if mesh.get_coordinate() is None:
+        raise HotrowError(
+            f"rank {dist.get_rank()} is not one of the mesh's ranks {members}",
+            fix=f"call {operation} only on the ranks of the mesh",
+        )
     if members != sorted(members):
         # A group sorts its ranks, and torch's checkpoints of DTensors have permuted rows.
         raise HotrowError(
             f"the mesh has the ranks {members}, but {operation} takes them in ascending order",
             fix="build the mesh from sorted ranks, for example with init_device_mesh",
         )
+    group = mesh.get_group()
     new_group = dist.new_group(
         members,
         timeout=group._get_backend(device).options._timeout,
@@ -277,6 +282,12 @@ def check_ddp(table: Table, path: str) -> None:
                 fix="don't register the hook, or use a hook of torch that averages gradients, such "
                 "as fp16_compress_hook",
             )
+    if wrapper._join_config.enable:
+        raise HotrowError(
+            f"DistributedDataParallel.join does not support the table {path}.weight: a rank that "
+            "has no more batches would not take part in the lookups of the others",
+            fix="don't call join; pass empty batches on ranks without data",
+        )
     if needs_gradient(table):
         is_local = not wrapper.require_backward_grad_sync
         table.no_sync_wrapper = weakref.ref(wrapper) if is_local else None
