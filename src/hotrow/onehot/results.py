@@ -95,31 +95,29 @@ def derive(
     parts: Sequence[Part],
     out: Tensor,
     transform: Transform,
-    rounds_differently: bool = False,
+    dense_transform: Transform | None = None,
     fill: float | None = None,
     layout: Layout | None = None,
     factors: Sequence[Tensor] = (),
 ) -> OneHot:
     """Return a one-hot with these parts and the dtype and strides of `out`.
 
-    `transform` computes the same result from the dense x. If `rounds_differently` is true, the
-    parts are rounded differently than in torch, so materializing the result runs `transform` on the
-    dense x. By default, the result has the fill and the layout of x. `factors` are the tensors that
-    `transform` reads.
+    `transform` computes the same result from the dense x. If the parts are rounded differently than
+    in torch, materializing the result runs `dense_transform` on the dense x. It runs later, so it
+    must not read tensors that other code may write to. By default, the result has the fill and the
+    layout of x. `factors` are the tensors that `transform` reads.
     """
     proxy: Tensor | None = None
-    dense_fn: Callable[[], Tensor | None] | None = None
+    dense_fn: Callable[[], Tensor] | None = None
     source_proxy = x.grad_proxy
     if source_proxy is not None:
         proxy = transform_proxy(transform, out, source_proxy, factors=factors)
-    if rounds_differently and not any(factor.is_inference() for factor in factors):
-        source, versions = x.snapshot(), [factor._version for factor in factors]
-        has_graph = torch.is_grad_enabled()
+    if dense_transform is not None:
+        source, has_graph = x.snapshot(), torch.is_grad_enabled()
 
-        def dense_fn() -> Tensor | None:
-            is_same = versions == [factor._version for factor in factors]
+        def dense_fn() -> Tensor:
             with torch.set_grad_enabled(has_graph):
-                return transform(source.materialize()) if is_same else None
+                return dense_transform(source.materialize())
 
     fill = x.fill if fill is None else fill
     layout = x._axis_layout if layout is None else layout

@@ -69,7 +69,7 @@ class OneHot(RuleTensor):
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
         dense_fn: computes the dense tensor; needed if the parts are rounded differently than in
-            torch. It returns None if it can no longer compute the dense tensor.
+            torch.
         fill: see the attribute.
         layout: the arrangement of the axes; by default, the class axis is the last axis.
     """
@@ -77,7 +77,7 @@ class OneHot(RuleTensor):
     _parts: tuple[Part, ...]
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
-    _dense_fn: Callable[[], Tensor | None] | None
+    _dense_fn: Callable[[], Tensor] | None
     # The version of `_dense` that matches the parts; None if `_dense` may differ from the parts.
     _dense_version: int | None
     _graph: Any  # the autograd node that passes this tensor's gradient to the parts
@@ -105,7 +105,7 @@ class OneHot(RuleTensor):
         parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None = None,
         origins: frozenset[Any] = frozenset(),
         stride: tuple[int, ...] | None = None,
-        dense_fn: Callable[[], Tensor | None] | None = None,
+        dense_fn: Callable[[], Tensor] | None = None,
         fill: float = 0,
         layout: Layout | None = None,
     ) -> OneHot:
@@ -488,7 +488,7 @@ class OneHot(RuleTensor):
             self._parent = parent, lambda t: change(view(t))
         if self._dense_fn is not None:
             dense_fn = self._dense_fn
-            self._dense_fn = lambda: None if (t := dense_fn()) is None else change(t)
+            self._dense_fn = lambda: change(dense_fn())
         self._parts, self._axis_layout = result._parts, result._axis_layout
         self.sizes, self.strides, self._plain_layout = result.sizes, result.strides, None
         self._grad_proxy = result._grad_proxy
@@ -553,8 +553,8 @@ class OneHot(RuleTensor):
         """Compute the dense tensor without caching it."""
         if self._graph is not None:
             self._drop_old_graph()
-        dense = None if self._dense_fn is None else self._dense_fn()
-        if dense is not None:
+        if self._dense_fn is not None:
+            dense = self._dense_fn()
             if self._grad_proxy is None or self._has_trained_tensors or is_compiling():
                 return dense
             return self._connect_to_proxy(dense)

@@ -192,9 +192,24 @@ def elementwise(
 
     if any(isinstance(part, DenseColumns) for part in parts) and spanning:
         return NotImplemented
-    rounds = not takes_one_id and not is_sum
     parts = [at_ids(part) for part in parts]
-    return derive(x, parts, out, run, rounds, fill=fill, layout=layout, factors=dense)
+    compute = None if takes_one_id or is_sum else _for_later(x, func, args, kwargs, out)
+    return derive(x, parts, out, run, compute, fill=fill, layout=layout, factors=dense)
+
+
+def _for_later(
+    x: OneHot, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Return a linear function of the dense x that gives the same result at any later time."""
+    # The version counter of a tensor misses writes to its memory, such as `p.data.mul_(2)`.
+    copies = [each if each is x or not isinstance(each, Tensor) else each.clone() for each in args]
+
+    def compute(t: Tensor) -> Tensor:
+        t = t.to(out.dtype)  # otherwise, the result's dtype may depend on torch's default dtype
+        result: Tensor = func(*(t if each is x else each for each in copies), **kwargs)
+        return result
+
+    return compute
 
 
 def _scale(
