@@ -22,7 +22,8 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     (k + 1) u in a mean. Sums in two different orders differ by at most twice this bound. The bound
     is 0 in three cases:
 
-    - one term
+    - one term, unless it is a weighted row in half precision (torch's `embedding_bag` rounds the
+      product's ties away from zero)
     - two terms in float32 or float64, because a + b = b + a (in half precision, some libraries
       round a sum twice)
     - integers whose magnitudes sum to at most 1 / u, because they add up exactly in any order (all
@@ -115,7 +116,8 @@ def _largest_difference(
     roundings = (terms + averaged if products else terms - 1)[:, None]
     allowed = 2 * roundings * (unit * magnitudes + smallest)
     allowed = torch.where(allowed >= magnitudes / 8, torch.inf, allowed)
-    exact = (terms <= (2 if unit < 1e-6 and not products else 1))[:, None]
+    exact_terms = 1 if averaged else 2 - int(products) - int(unit > 1e-6)
+    exact = (terms <= exact_terms)[:, None]
     if integers and not products:
         exact = exact | (magnitudes <= 1 / unit)
     return torch.where(exact, 0.0, allowed)
