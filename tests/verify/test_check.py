@@ -304,6 +304,28 @@ def test_every_order_of_adding_is_within_the_bound(seed, count, dtype, mean):
         assert (allowed == 0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weighted_bags_of_one_id_are_equal_in_every_dtype(dtype):
+    """Torch rounds a bfloat16 product that is halfway between two numbers away from zero."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randn(9, 8, generator=generator).to(dtype)
+        weights = torch.rand(6, 1, generator=generator).to(dtype)
+        ids = torch.randint(9, (6, 1), generator=generator)
+        for kind in (torch.nn.EmbeddingBag, EmbeddingBag):
+            layer = kind.from_pretrained(table, mode="sum")
+            assert check(table, layer, ids, per_sample_weights=weights)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
+def test_wrong_factor_is_found_in_tables_of_few_columns(columns, dtype):
+    table = torch.ones(9, columns, dtype=dtype)
+    halved = torch.nn.Embedding.from_pretrained(table, scale_grad_by_freq=True)  # halves row 3
+    for seed in range(100):
+        assert not check(halved, torch.nn.Embedding.from_pretrained(table), [3, 3, 1, 7], seed=seed)
+
+
 def test_bound_equals_its_formula():
     """The bound is 2 (k - 1) u sum|x|, with k = 3 and u = 2**-24."""
     table = torch.tensor([[1.0, -2.0], [3.0, 4.0], [-5.0, 6.0]])

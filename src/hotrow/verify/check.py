@@ -34,6 +34,9 @@ _LARGEST_COTANGENT = {
     torch.float16: 8,
     torch.bfloat16: 8,
 }
+# With at least this many different rows of magnitudes, terms of random signs rarely add up to 0 in
+# all columns. Random signs keep the sums small, so they add up exactly more often.
+_ENOUGH_SUMS = 1000
 
 
 @dataclass(frozen=True)
@@ -243,11 +246,15 @@ def draw_integers(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
     Integers add up exactly in any order as long as the dtype can represent the sum. So a gradient
     that differs in any bit is wrong, no matter how often a row is used. The integers are drawn on
     the CPU, so that all devices get the same numbers.
+
+    With few columns and a small dtype, the terms of a row could add up to 0 in all columns, which
+    would hide a wrong factor. So the integers of a column then have the same sign.
     """
     generator = torch.Generator().manual_seed(seed)
     largest = _LARGEST_COTANGENT[like.dtype]
     magnitudes = torch.randint(1, largest + 1, shape, generator=generator)
-    signs = 2 * torch.randint(0, 2, shape, generator=generator) - 1
+    sign_shape = shape[-1:] if largest ** shape[-1] < _ENOUGH_SUMS else shape
+    signs = 2 * torch.randint(0, 2, sign_shape, generator=generator) - 1
     return (magnitudes * signs).to(like)
 
 
