@@ -46,7 +46,7 @@ def _(func: Any, x: OneHot, memo_or_protocol: Any) -> Any:
     """Copy or pickle the dense tensor."""
     record_fallback(func, [x])
     dense = x.materialize(permanent=func is Tensor.__reduce_ex__)  # `copy.copy` shares the memory
-    if x.is_grad_leaf:
+    if x.is_grad_leaf or not x.requires_grad:
         dense = _dense_leaf(x)
     if func is Tensor.__deepcopy__:  # which identifies copied tensors by their `id()`
         memo_or_protocol.setdefault(id(memo_or_protocol), []).append(dense)
@@ -55,6 +55,6 @@ def _(func: Any, x: OneHot, memo_or_protocol: Any) -> Any:
 
 def _dense_leaf(x: OneHot) -> Tensor:
     """Return the dense leaf tensor that plain PyTorch would have in place of the one-hot."""
-    leaf = x.materialize().detach().requires_grad_()
+    leaf = x.materialize().detach().requires_grad_(x.is_grad_leaf)
     leaf.grad = x.grad
     return leaf
