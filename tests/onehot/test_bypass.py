@@ -348,9 +348,11 @@ def test_write_after_the_use_matches_torch(run):
     y = x[:, ::2]; y.requires_grad_(); Double(y).sum().backward(); y.grad
     y = x[None]; x.set_(torch.zeros(3, 7, dtype=x.dtype)); x, y
     y = x[None]; x.data = q.detach(); x, y
-    y = x[None]; x.requires_grad_(); (y.sum() * 2 + x.sum()).backward(); x.grad, y, y[0]
-    y = x[1:][None]; x.requires_grad_(); (y.sum() * 2 + x.sum()).backward(); x.grad, y
     x.diagonal().mul_(q[:4, 0]); torch.func.grad(lambda t: t.square().sum())(x)
+    y = x[1:]; torch.func.vmap(torch.sin)(y); x[1:] = q[1:]; y, y @ W, x
+    y = x.t(); torch.func.grad(lambda t: t.sin().sum())(y); x.mul_(q); y @ q, Double(x)
+    y = x[:, ::2]; x.requires_grad_(False); x[1:] = q[1:]; y * 3, x
+    x.data; y = x[1:]; x.requires_grad = False; x[1:] = q[1:]; y * 3, x
     doubled(x); x, x.cumsum(1), x @ W
     torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
     x = x * q; torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
@@ -692,6 +694,106 @@ def test_the_gradient_of_a_view_that_was_used_in_two_ways_is_refused():
     loss = loss + view.tanh().sum()
     with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
         torch.autograd.grad(loss, view)
+
+
+TRANSFORMS = {
+    "function": Double.apply,
+    "vmap": torch.func.vmap(lambda t: t * t),
+    "grad": torch.func.grad(lambda t: (t**3).sum()),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_the_gradient_of_a_view_of_a_written_one_hot_includes_functions(transform):
+    found = []
+    for encode in F.one_hot, one_hot:
+        q = torch.arange(20.0).view(5, 4).double().requires_grad_()
+        x = encode(IDS, 4).double()
+        x[1:] = q[1:]
+        view = x[2:]
+        assert encode is F.one_hot or type(view) is OneHot
+        loss = transform(view).square().sum() + (view * 3).sum()
+        found.append(torch.autograd.grad(loss, [view, q]))
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_backward_with_a_one_hot_that_a_function_used_as_input(transform):
+    found = []
+    for encode in F.one_hot, one_hot:
+        x = encode(IDS, 4).double().requires_grad_().clone()
+        transform(x).sum().backward(inputs=[x])
+        found.append(x.grad)
+    assert type(x) is OneHot
+    torch.testing.assert_close(found[1], found[0])
+    x = one_hot(IDS, 4).double() * torch.ones(5, 1).double().requires_grad_()
+    loss = transform(x).sum()
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        loss.backward(inputs=[x])
+
+
+@pytest.mark.parametrize("read", [lambda x: x.data, lambda x: x.diagonal(), lambda x: None])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_the_gradient_of_a_dense_one_hot_that_a_function_used_is_refused(transform, read):
+    x = one_hot(IDS, 4).double() * torch.ones(5, 1).double().requires_grad_()
+    read(x)
+    loss = transform(x).sum() + x.exp().sum()
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        torch.autograd.grad(loss, x)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("is_retained", [False, True])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_the_gradient_of_a_view_after_a_write_without_grad(view, is_retained, transform):
+    found = []
+    for encode in F.one_hot, one_hot:
+        q = torch.arange(20.0).view(5, 4).double().requires_grad_()
+        x = encode(IDS, 4).double() * q
+        v = view(x[:4])
+        if is_retained:
+            v.retain_grad()
+        with torch.no_grad():
+            x[0] = 2
+        loss = transform(v).sum() + (v.exp() * 2).sum()
+        if is_retained:
+            loss.backward()
+        found.append((v.grad, q.grad) if is_retained else torch.autograd.grad(loss, [v, q]))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_write_to_a_detached_one_hot_keeps_the_graph():
+    found = []
+    for encode in F.one_hot, one_hot:
+        x = encode(IDS, 4).double().requires_grad_().clone()
+        y = x * 2
+        x.detach().mul_(3)
+        found.append(torch.autograd.grad(y.sum() + x.sum(), x))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_the_gradient_of_a_column_that_was_read_is_refused():
+    weights = torch.ones(5, 1).double().requires_grad_()
+    x = one_hot(IDS, 4).double() * weights - one_hot(IDS.flip(0), 4).double()
+    column = x[..., 1]
+    loss = column.sin().sum()
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        torch.autograd.grad(loss, column)
+
+
+def test_a_one_hot_cannot_be_written_while_a_view_requires_grad():
+    x = one_hot(IDS, 4).double()
+    view = x[:, ::2].requires_grad_()
+    for write in (lambda: x.mul_(2), lambda: x.fill_diagonal_(2), lambda: F.relu_(x)):
+        with pytest.raises(RuntimeError, match="if the one-hot or a view of it requires grad"):
+            write()
+    with torch.no_grad():
+        x.mul_(2)
+    assert view.sum() == 2 * (IDS % 2 == 0).sum()
+    detached = x.detach().requires_grad_()
+    del view
+    x.mul_(2)
+    assert torch.equal(detached, x)
 
 
 def test_the_gradient_of_a_read_one_hot_that_became_dense_is_refused():

@@ -85,6 +85,15 @@ class RuleTensor(Tensor):
         """True if this tensor itself is part of autograd's graph."""
         raise NotImplementedError
 
+    @property
+    def has_leaf_view(self) -> bool:
+        """True if the caller set requires_grad on a view of this tensor."""
+        raise NotImplementedError
+
+    def record_use(self) -> None:
+        """Record that `autograd.Function` or a transform may have used this tensor itself."""
+        raise NotImplementedError
+
     def connect_all(self) -> None:
         """Connect this tensor, its base and their views after a write; see `OneHot.connect`."""
         raise NotImplementedError
@@ -155,13 +164,18 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
             materialize(x, True)
         result = func(*_materialized(args), **_materialized(kwargs))
         return written[0] if written and result is not None else result
-    if torch.is_grad_enabled() and any(x.is_leaf_or_view_of_leaf for x in written):
+    if torch.is_grad_enabled() and any(
+        x.is_leaf_or_view_of_leaf or x.has_leaf_view for x in written
+    ):
         raise RuntimeError(
-            f"{func.__name__} cannot change a one-hot in place if the one-hot requires grad; call "
-            "it under torch.no_grad(), or on x.clone()"
+            f"{func.__name__} cannot change a one-hot in place if the one-hot or a view of it "
+            "requires grad; call it under torch.no_grad(), or on x.clone()"
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
     record_fallback(func, tensors, too_small)
+    if not torch.is_grad_enabled():  # the caller may be the forward pass of an `autograd.Function`
+        for x in tensors:
+            x.record_use()
     dense: list[tuple[Tensor, RuleTensor]] = []
 
     def convert(x: RuleTensor) -> Tensor:
@@ -269,9 +283,10 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if replaces_memory:  # torch doesn't call __torch_function__ for set_
         for x in find_instances(args[1:], RuleTensor):
             x.materialize(permanent=True)
-    hidden = [
-        x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_connected
-    ]
+    tensors = list(find_instances((args, kwargs), RuleTensor))
+    hidden = [x for x in tensors if x.needs_grad and not x.is_connected]
+    for x in tensors:
+        x.record_use()
     written = _written_by_schema(func, args, kwargs)
     hidden += [x for x in written if x.needs_grad]
     if torch.is_grad_enabled() and hidden:

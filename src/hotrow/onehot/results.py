@@ -99,13 +99,15 @@ def derive(
     fill: float | None = None,
     layout: Layout | None = None,
     factors: Sequence[Tensor] = (),
+    view: Transform | None = None,
 ) -> OneHot:
     """Return a one-hot with these parts and the dtype and strides of `out`.
 
     `transform` computes the same result from the dense x. If the parts are rounded differently than
     in torch, materializing the result runs `dense_transform` on the dense x. It runs later, so it
     must not read tensors that other code may write to. By default, the result has the fill and the
-    layout of x. `factors` are the tensors that `transform` reads.
+    layout of x. `factors` are the tensors that `transform` reads. If the result is a view of x,
+    `view` creates it from the dense x.
     """
     proxy: Tensor | None = None
     dense_fn: Callable[[], Tensor] | None = None
@@ -121,9 +123,13 @@ def derive(
 
     fill = x.fill if fill is None else fill
     layout = x._axis_layout if layout is None else layout
-    return OneHot(
-        parts, out.dtype, proxy, None, x.origins, out.stride(), dense_fn, fill=fill, layout=layout
+    parent = None if view is None else (x, view)
+    result = OneHot(
+        parts, out.dtype, proxy, parent, x.origins, out.stride(), dense_fn, fill=fill, layout=layout
     )
+    if view is not None:
+        x.add_view(result)
+    return result
 
 
 def map_batch(
@@ -148,11 +154,8 @@ def derive_view(
     factors: Sequence[Tensor] = (),
 ) -> OneHot:
     """Call `derive`; if `out` is a view, record that `view` creates the result from x."""
-    result = derive(x, parts, out, transform, layout=layout, factors=factors)
-    if out._is_view():
-        result._parent = x, view
-        x.add_view(result)
-    return result
+    created_by = view if out._is_view() else None
+    return derive(x, parts, out, transform, layout=layout, factors=factors, view=created_by)
 
 
 def fill_tensor(x: OneHot, count: int) -> Tensor:

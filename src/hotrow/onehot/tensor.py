@@ -32,6 +32,9 @@ from hotrow.onehot.parts import (
 )
 from hotrow.onehot.registry import RuleTensor
 
+# Code below autograd excludes this key, but needs autograd's views to materialize views.
+_VIEWS = torch._C.DispatchKey.ADInplaceOrView
+
 
 class OneHot(RuleTensor):
     """A (*batch, C) tensor that consists of parts side by side along the class axis.
@@ -80,7 +83,10 @@ class OneHot(RuleTensor):
     _dense_fn: Callable[[], Tensor] | None
     # The version of `_dense` that matches the parts; None if `_dense` may differ from the parts.
     _dense_version: int | None
-    _graph: Any  # the autograd node that passes this tensor's gradient to the parts
+    _graph: Any  # the autograd node that passes this tensor's gradient on; see `connect`
+    # The autograd node of the dense tensor that `connect` connected this tensor to, or None if it
+    # connected this tensor to the parts.
+    _dense_node: Any
     _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their `id()`
     was_grad_leaf: bool
     sizes: tuple[int, ...]
@@ -131,6 +137,7 @@ class OneHot(RuleTensor):
         self.difference, self.was_read = None, False
         self.grad_holder = self.parameter = None
         self._dense, self._dense_version, self._graph = None, 0, None
+        self._dense_node = None
         self._level = 0 if is_compiling() else transform_level()
         if self._has_trained_parts:
             self.connect()
@@ -148,6 +155,21 @@ class OneHot(RuleTensor):
     def live_views(self) -> list[OneHot]:
         """The views that still exist."""
         return [view for ref in self._views.values() if (view := ref()) is not None]
+
+    @property
+    def attached_views(self) -> list[OneHot]:
+        """The views that still exist, except for the results of `detach`."""
+        return [view for view in self.live_views if not view.is_detached]
+
+    @property
+    def is_detached(self) -> bool:
+        """True if this tensor is the result of `detach`."""
+        return self._parent is not None and self._parent[1] is Tensor.detach
+
+    @property
+    def has_leaf_view(self) -> bool:
+        """True if the caller set requires_grad on a view of this tensor."""
+        return any(view.is_grad_leaf or view.has_leaf_view for view in self.attached_views)
 
     def add_view(self, view: OneHot) -> None:
         """Keep track of a view for as long as it exists."""
@@ -319,17 +341,18 @@ class OneHot(RuleTensor):
                 return self.materialize(permanent, for_view)
         if self._dense is None:
             # Without the modes, a search for one-hots would find the tensors created here.
-            with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunction():
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                torch._C._SetExcludeDispatchKeyGuard(_VIEWS, False),
+                torch._C.DisableTorchFunction(),
+            ):
                 if self._parent is None:
                     self._dense = self.compute_dense()
                 else:
                     parent, view = self._parent
                     self._dense = view(parent.materialize(permanent and is_compiling(), True))
-                    proxy = self._grad_proxy  # it may require grad although the parent is frozen
-                    if proxy is not None and (
-                        self.is_leaf_or_view_of_leaf
-                        or (proxy.requires_grad and not self._dense.requires_grad)
-                    ):
+                    if self._grad_proxy is not None and self.is_leaf_or_view_of_leaf:
                         self._dense = self._connect_to_proxy(self._dense)
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
@@ -414,6 +437,7 @@ class OneHot(RuleTensor):
             or self.grad_proxy is not None
         ):
             return None
+        self.was_read = True
         return part.values
 
     def materialize_for_write(self) -> Tensor:
@@ -502,7 +526,7 @@ class OneHot(RuleTensor):
         if self.has_own_grad:
             return
         if self.is_modified:
-            tensors, split = [self.materialize()], _same_gradient
+            tensors, split = [self.materialize(for_view=True)], _same_gradient
         else:
             tensors, parts, layout = flatten(self._parts)[0], self._parts, self._axis_layout
             proxies = [] if self._grad_proxy is None else [self._grad_proxy]
@@ -521,19 +545,37 @@ class OneHot(RuleTensor):
             with torch._C.DisableTorchFunctionSubclass():
                 Connect.apply(self, split, *tensors)  # type: ignore[no-untyped-call]
                 self._graph = self.grad_fn
+            self._dense_node = tensors[0].grad_fn if self.is_modified else None
+
+    @property
+    def _is_connected_to_dense(self) -> bool:
+        """True if autograd passes this tensor's gradient on to the current dense tensor."""
+        # After a write under `no_grad`, a view has another node.
+        dense = self._dense
+        return (
+            dense is not None and self._dense_node is not None and dense.grad_fn is self._dense_node
+        )
+
+    def record_use(self) -> None:
+        """Record that `autograd.Function` or a transform may have used this tensor itself."""
+        if self._graph is not None and not self._is_connected_to_dense:
+            self.was_read = True
 
     def connect_all(self) -> None:
         """Connect this tensor, its base and their views to autograd's graph after a write."""
         base = self
-        while base._parent is not None:
+        while base._parent is not None and not base.is_detached:
             base = base._parent[0]
         remaining = [base]
         for x in remaining:
             if torch.is_grad_enabled():
                 x.was_read = False  # the gradient is that of the new values
                 x._retain_new_gradient()
-            x.connect()
-            remaining += x.live_views
+                x.connect()
+            elif not (x._is_connected_to_dense or torch.is_inference_mode_enabled()):
+                with torch.enable_grad():
+                    x.connect()
+            remaining += x.attached_views
 
     def _connect_to_proxy(self, dense: Tensor) -> Tensor:
         """Return the dense tensor; its gradient flows to the proxy, like that of the rules."""

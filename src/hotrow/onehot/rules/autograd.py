@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.onehot.registry import overloads, record_fallback, rule, run_dense
+from hotrow.onehot.registry import overloads, record_fallback, rule
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.backward import BACKWARD_FUNCTIONS, backward_signature, run_backward
 from hotrow.table.nested import map_instances
@@ -71,25 +71,16 @@ def _own_attribute(func: Any, x: OneHot) -> Any:
 
 @rule(Tensor.requires_grad_, Tensor.requires_grad.__set__, any_layout=True)  # type: ignore[attr-defined]
 def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
-    if x.needs_grad and not (x.is_modified or x.is_grad_leaf):
-        return NotImplemented
-    has_old_views = any(view.is_grad_leaf or not view.needs_grad for view in x.live_views)
-    is_dense = has_old_views if requires_grad else x.is_modified
-    if not x.is_grad_leaf and (is_dense or (x.is_modified and x.materialize().requires_grad)):
-        if requires_grad and any(view.needs_grad for view in x.live_views):
-            raise RuntimeError(
-                "a one-hot can't require grad again while it has views from before and after it "
-                "first required grad; create the views after requires_grad_()"
-            )
-        x.materialize_views()  # the old views don't require grad
-        dense, gradient = x.materialize(permanent=True), x.grad
-        result = run_dense(func, (x, requires_grad), {})
-        if dense.is_leaf and dense.grad is not gradient:
-            x.grad, dense.grad = None, gradient
+    if not x.is_grad_leaf:
+        if x.requires_grad:
+            return NotImplemented  # torch raises an error for False
         if not requires_grad:
-            x.detach_in_place()
-        x.connect()
-        return result
+            return x
+    if requires_grad != x.is_grad_leaf and x.attached_views:
+        raise RuntimeError(
+            "requires_grad of a one-hot cannot change while the one-hot has views, such as x[1:]; "
+            "change it before you create the views, or use x.clone() or x.detach()"
+        )
     with torch._C.DisableTorchFunctionSubclass():
         result = func(x, requires_grad)
     if requires_grad and x.grad_holder is not None:  # from before `detach_`
@@ -127,7 +118,11 @@ def _(func: Any, x: OneHot, *args: Any) -> Any:
 _GRAD: Any = Tensor.grad
 
 
-@rule(_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__, any_layout=True)
+@rule(
+    *(_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__),
+    Tensor.retains_grad.__get__,  # type: ignore[attr-defined]
+    any_layout=True,
+)
 def _(func: Any, x: Any, *value: Any) -> Any:
     if isinstance(x, OneHot):
         if x.grad_holder is not None:
