@@ -360,6 +360,8 @@ def test_write_after_the_use_matches_torch(run):
     increased(x); x, x.cumsum(1), x @ W
     y = InPlace(x * v); y @ W, y
     y = InPlace(x); y @ W, y
+    x.mul_(q); y = x[1:]; InPlace(x); y @ W, y, x
+    x.mul_(q); y = x[1:]; z = y.t(); z.sin(); InPlace(x); z, z @ q[1:], y
     OwnGraph(x, v).sum(1), OwnGraph(x, v) @ W
     y, z = First(x * v); z
     x = x * v; x.register_hook(lambda g: g * 2); Double(x), x.cumsum(0)

@@ -87,6 +87,8 @@ class OneHot(RuleTensor):
     # The autograd node of the dense tensor that `connect` connected this tensor to, or None if it
     # connected this tensor to the parts.
     _dense_node: Any
+    # If this tensor is a view, the `_base_function_node` for which `_dense` was created.
+    _function_node: Any
     _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their `id()`
     was_grad_leaf: bool
     sizes: tuple[int, ...]
@@ -137,7 +139,7 @@ class OneHot(RuleTensor):
         self.difference, self.was_read = None, False
         self.grad_holder = self.parameter = None
         self._dense, self._dense_version, self._graph = None, 0, None
-        self._dense_node = None
+        self._dense_node = self._function_node = None
         self._level = 0 if is_compiling() else transform_level()
         if self._has_trained_parts:
             self.connect()
@@ -275,6 +277,17 @@ class OneHot(RuleTensor):
             )
         return has_own_grad
 
+    @property
+    def _base_function_node(self) -> Any:
+        """The autograd node of the function that returned the base of this view, or None."""
+        base = self
+        while base._parent is not None:
+            base = base._parent[0]
+        if base.is_grad_leaf or not base.has_own_grad:
+            return None
+        with torch._C.DisableTorchFunctionSubclass():
+            return base.grad_fn
+
     def _drop_old_graph(self) -> None:
         """Detach the parts if an `autograd.Function` has given this tensor another graph."""
         if self.has_own_grad:
@@ -339,6 +352,9 @@ class OneHot(RuleTensor):
         if not is_compiling() and transform_level() > self._level:
             with at_transform_level(self._level):
                 return self.materialize(permanent, for_view)
+        node = None if self._parent is None else self._base_function_node
+        if node is not None and node is not self._function_node:
+            self._dense = None  # a view of the dense tensor from before the function
         if self._dense is None:
             # Without the modes, a search for one-hots would find the tensors created here.
             with (
@@ -352,6 +368,7 @@ class OneHot(RuleTensor):
                 else:
                     parent, view = self._parent
                     self._dense = view(parent.materialize(permanent and is_compiling(), True))
+                    self._function_node = node
                     if self._grad_proxy is not None and self.is_leaf_or_view_of_leaf:
                         self._dense = self._connect_to_proxy(self._dense)
             has_version = not (is_modified or self._dense.is_inference())
