@@ -18,8 +18,10 @@ def moves(monkeypatch):
     results, failing = [], set()
     move = storage_growth._move_pages
 
-    def record(*arguments):
-        results.append(len(results) not in failing and move(*arguments))
+    def record(source, target, length):
+        if (target - source) % mmap.PAGESIZE:
+            pytest.skip("the C library has reused freed memory, where alignment is not fixed")
+        results.append(len(results) not in failing and move(source, target, length))
         return results[-1]
 
     record.results, record.failing = results, failing
