@@ -288,3 +288,126 @@ def test_memory_that_no_tensor_uses_is_freed(tmp_path):
     assert len(memories) == 1
     del backup
     sides.store.close()
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_kept_weights_survive_rows_that_are_removed_and_added(sides, saves):
+    weight = sides.store.layer.weight
+    backup, values = weight.data, weight.detach().clone()
+    weight.data = values * 0.5
+    for rows in (1000, ROWS):
+        vocabulary.resize(sides.store.layer, rows)
+        if saves:
+            sides.save()
+    assert_same_bits(backup, values)
+    sides.store.layer.weight.data = backup
+    sides.save()
+    assert_same_bits(sides.store.layer.weight.detach(), values)
+
+
+def test_weights_of_fewer_rows_that_share_kept_memory_are_saved(sides):
+    weight = sides.store.layer.weight
+    backup, values = weight.data, weight.detach().clone()
+    weight.data = values * 0.5
+    vocabulary.resize(sides.store.layer, 1000)
+    sides.store.layer.weight.data = backup[:1000]
+    sides.save()
+    assert_same_bits(backup, values)
+    assert_same_bits(sides.store.layer.weight.detach(), values[:1000])
+
+
+def test_an_alias_that_hotrow_cannot_see_keeps_the_removed_rows(sides):
+    weight = sides.store.layer.weight
+    alias = weight.data.numpy()
+    weight.data = torch.from_numpy(alias)
+    values = weight.detach().clone()
+    vocabulary.resize(sides.store.layer, 1000)
+    sides.save()
+    assert_same_bits(torch.from_numpy(alias), values)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_change_after_a_failed_save_is_undone_before_rows_are_added(
+    tmp_path, readable, monkeypatch
+):
+    if not readable:
+
+        def refuse(*_):
+            raise PermissionError
+
+        monkeypatch.setattr(mapped_file, "_read_exactly", refuse)
+    store = disk.create(tmp_path / "t", 600, COLUMNS)
+    values = store.layer.weight.detach().clone()
+    with torch.no_grad():
+        store.layer.weight[500] = 7
+    with fail_to_apply(), pytest.raises(HotrowError):
+        store.save()
+    with torch.no_grad():
+        store.layer.weight.copy_(values)
+    vocabulary.resize(store.layer, 2000)  # more addresses than are reserved
+    expected = store.layer.weight.detach().clone()
+    assert_same_bits(expected[:600], values)
+    store.save()
+    assert_same_bits(store.layer.weight.detach(), expected)
+    store.close()
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), expected)
+
+
+def test_kept_weights_survive_a_second_removal_after_a_failed_save(sides):
+    vocabulary.resize(sides.store.layer, 1000)
+    weight = sides.store.layer.weight
+    with fail_to_apply(), pytest.raises(HotrowError):
+        sides.store.save()
+    backup, values = weight.data, weight.detach().clone()
+    weight.data = values * 0.5
+    sides.save()
+    vocabulary.resize(sides.store.layer, 500)
+    sides.save()
+    assert_same_bits(backup, values)
+
+
+@pytest.mark.parametrize("can_populate", [True, False])
+def test_a_save_does_not_touch_the_values_of_kept_tensors(sides, can_populate, monkeypatch):
+    """Other threads may read or write them meanwhile."""
+    if not can_populate:
+        monkeypatch.setattr(mapped_file, "_POPULATE_WRITE", 0x7FFF)  # EINVAL, as before Linux 5.14
+    weight = sides.store.layer.weight
+    backup, values = weight.data, weight.detach().clone()
+    weight.data = values * 0.5
+    vocabulary.resize(sides.store.layer, 500)
+    seen = []
+    replace = mapped_file._replace_memory
+
+    def watch(target, source):
+        seen.append(torch.equal(backup, values))
+        replace(target, source)
+        seen.append(torch.equal(backup, values))
+
+    monkeypatch.setattr(mapped_file, "_replace_memory", watch)
+    sides.store.save()
+    assert seen
+    assert all(seen)
+    assert_same_bits(backup, values)
+
+
+@pytest.mark.parametrize("change", ["state_dict", "data", "assign"])
+def test_adagrad_spreads_a_nan_in_its_state_as_torch_does(sides, change):
+    pair = sides.make("Adagrad")
+    pair.step(0)
+    for optimizer, layer in ((pair.ours, sides.store.layer), (pair.torch, sides.dense)):
+        state = optimizer.state[layer.weight]
+        if change == "assign":
+            values = state["sum"].clone()
+            values[5] = torch.nan
+            state["sum"] = values
+            continue
+        state["sum"][5] = torch.nan
+        if change == "state_dict":
+            optimizer.state_dict()
+        else:
+            layer.weight.data = layer.weight.data
+    pair.step(0)
+    expected = sides.dense.weight.detach()
+    assert expected[5].isnan().all()
+    torch.testing.assert_close(sides.store.layer.weight.detach(), expected, equal_nan=True)

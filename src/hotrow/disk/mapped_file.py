@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import errno
 import mmap
 import os
@@ -31,12 +32,14 @@ from numpy.typing import NDArray
 from hotrow.disk.folder import Folder, damaged_file
 from hotrow.disk.layout import PAGE, Layout
 from hotrow.errors import HotrowError
-from hotrow.table.storage_growth import libc
+from hotrow.table.storage_growth import FAILED, libc
 
 # Reserve no memory for pages that have not been written yet. Python 3.13 added this flag to `mmap`.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 GROWTH = 2  # reserve addresses for this multiple of the number of rows
 _FIXED = 0x10  # a flag of mmap
+_MREMAP_FLAGS = 3  # MREMAP_MAYMOVE and MREMAP_FIXED
+_POPULATE_WRITE = 23  # advice for madvise
 _COPY_PAGES = 1 << 12  # the number of pages that are copied at once
 _PRESENT, _SWAPPED, _FILE_BACKED = (np.uint64(1 << bit) for bit in (63, 62, 61))
 
@@ -95,23 +98,43 @@ class _Memory(mmap.mmap):
 
     def keep_pages(self, pages: NDArray[np.int64]) -> None:
         """Give this memory its own copy of these pages, so that the file can change."""
-        count = -(-self.used // PAGE)
-        pages = pages[pages < count]
-        first_bytes = self.bytes[: count * PAGE : PAGE]
-        first_bytes[pages] = first_bytes[pages]  # Linux copies a page when it is written
+        pages = pages[pages < -(-self.used // PAGE)]
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+            if len(run):
+                self._populate(int(run[0]), len(run))
+
+    def _populate(self, first: int, count: int) -> None:
+        """Make Linux copy these pages, without changing values that other threads may write."""
+        try:
+            self.madvise(_POPULATE_WRITE, first * PAGE, count * PAGE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: before Linux 5.14
+                raise
+            first_bytes = self.bytes[first * PAGE : (first + count) * PAGE : PAGE]
+            first_bytes[:] = first_bytes.copy()
 
     def keep_end(self, begin: int) -> None:
         """Keep the values of all pages that begin after this byte, so that the file can end there.
 
         When a file is truncated, Linux also drops the copies of its pages. So copy the values to
-        memory that isn't mapped to the file.
+        memory that isn't mapped to the file. Other threads may read the values meanwhile.
         """
-        end = _round_up(self.used)
-        for first in range(_round_up(begin), end, _COPY_PAGES * PAGE):
+        begin, end = _round_up(begin), _round_up(self.used)
+        for first in range(begin, end, _COPY_PAGES * PAGE):
             chunk = slice(first, min(first + _COPY_PAGES * PAGE, end))
-            values = self.bytes[chunk].copy()
-            self.map(chunk.start, chunk.stop)
-            self.bytes[chunk] = values
+            _replace_memory(self.bytes[chunk], self.bytes[chunk].copy())
+
+
+def _replace_memory(target: NDArray[np.uint8], values: NDArray[np.uint8]) -> None:
+    """Replace whole pages by new memory with these values, in one step."""
+    size, protection = len(target), mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+    new = libc().mmap(None, size, protection, flags, -1, 0)
+    if new == FAILED:
+        raise MemoryError
+    ctypes.memmove(new, values.ctypes.data, size)
+    if libc().mremap(new, size, size, _MREMAP_FLAGS, target.ctypes.data) == FAILED:
+        raise MemoryError
 
 
 def _round_up(size: int) -> int:
@@ -190,18 +213,22 @@ class MappedFile:
 
     # --- Changes in the number of rows -----------------------------------------------------------
 
-    def resized(self, layout: Layout) -> MappedFile:
+    def resized(self, layout: Layout, changing: NDArray[np.int64]) -> MappedFile:
         """Return this file with the number of rows in `layout`; added rows are zeros.
 
-        The result shares the memory of this file if enough addresses are reserved. This file
-        remains valid until the result is first written to. No other tensor may use the memory.
+        A file with more rows shares the memory of this file if enough addresses are reserved, and
+        this file remains valid until the added rows are written.
+
+        Arguments:
+            layout: the layout of the result.
+            changing: see `mapped_again`.
         """
         memory = self._memory
         kept = min(self.layout.value_bytes, layout.value_bytes)
-        if layout.file_bytes > len(memory):
-            memory = self._copy_memory(layout.file_bytes)
-        if layout.file_bytes > self.layout.file_bytes:
-            memory.clear(self.layout.file_bytes)
+        if layout.file_bytes > len(memory) or layout.file_bytes < self.layout.file_bytes:
+            memory = self._copy_memory(layout.file_bytes, changing)
+        else:
+            memory.clear(self.layout.file_bytes)  # left by a change that failed
         return self._in(memory, layout, min(self.changed_from, kept // PAGE))
 
     def emptied(self, layout: Layout) -> MappedFile:
@@ -223,28 +250,33 @@ class MappedFile:
         for memory in self._memories:
             is_as_long = memory.used == self.layout.file_bytes
             if is_as_long and memory.bytes.ctypes.data == address:
-                return self._in(memory, self.layout, memory.changed_from)
+                # Rows that were removed meanwhile have lost their checksums.
+                changed_from = min(memory.changed_from, self.changed_from)
+                return self._in(memory, self.layout, changed_from)
         return None
 
     def _map_again(self, size: int) -> _Memory:
         """Return a new range of addresses, mapped to the file where this memory is."""
-        memory, end = _Memory(size), len(self.bytes)
+        memory, end = _Memory(size), min(size, len(self.bytes))
         memory.used = end
         unchanged = min(self.saved.file_bytes, (1 + self.changed_from) * PAGE)
         memory.map(0, min(end, unchanged), self._descriptor.number)
         return memory
 
-    def _copy_memory(self, size: int) -> _Memory:
-        """Return a larger range of addresses with the same contents."""
-        memory, end = self._map_again(size), len(self.bytes)
-        pages = self.written_pages()
+    def _copy_memory(self, size: int, changing: NDArray[np.int64]) -> _Memory:
+        """Return a new range of addresses with the same contents, as far as they fit."""
+        memory = self._map_again(size)
+        end = memory.used
+        count = -(-end // PAGE)
+        pages = np.union1d(self.written_pages(), changing)
+        pages = pages[pages < count]
         source, target = (
-            each.bytes[: _round_up(end)].reshape(-1, PAGE) for each in (self._memory, memory)
+            each.bytes[: count * PAGE].reshape(-1, PAGE) for each in (self._memory, memory)
         )
         for begin in range(0, len(pages), _COPY_PAGES):
             chunk = pages[begin : begin + _COPY_PAGES]
             target[chunk] = source[chunk]
-        memory.bytes[end : _round_up(end)] = 0
+        memory.bytes[end : count * PAGE] = 0
         return memory
 
     # --- Saving ----------------------------------------------------------------------------------

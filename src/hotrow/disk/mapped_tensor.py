@@ -198,11 +198,11 @@ class MappedTensor:
     def resized(self, rows: int) -> MappedTensor:
         """Return this tensor with this many rows; see `MappedFile.resized`."""
         layout, result = self.layout.with_rows(rows), copy.copy(self)
-        result.file = self.file.resized(layout)
+        result.file = self.file.resized(layout, self._unsaved + 1)
         if self._digest is not None:  # the checksums of added pages are zeros
             removed = _digest(self._checksums[layout.page_count :], layout.page_count)
             result._digest = (self._digest - removed) % _DIGEST_LIMIT
-        result._set_sums_file(self._sums_file.resized(layout.checksums))
+        result._set_sums_file(self._sums_file.resized(layout.checksums, _NO_PAGES))
         # Pages that begin after the old rows contain nothing to check.
         old_count = min(self.layout.page_count, layout.page_count)
         result._is_checked = np.ones(max(layout.page_count, len(self._is_checked)), np.bool_)

@@ -119,7 +119,7 @@ class RowLag:
         self.is_broken = False  # whether an error has interrupted an operation halfway
         self.is_closed = False
         # Whether other code may have written to the table or its state since the last step.
-        self.was_written = table.backing is None and bool(loaded)
+        self.was_written = bool(loaded)
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
@@ -452,6 +452,7 @@ class RowLag:
         the table or to the state.
         """
         if self.ledger.idle_rows_unchanged:
+            self.table.check_files()
             rows, slots = self._row_views()
             for slot in slots:
                 becomes_nan = ~(slot >= 0) & (self.row_steps != FROZEN)[:, None]

@@ -33,7 +33,7 @@ _RESERVE_NOTHING: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # new in Python 
 _MAYMOVE, _FIXED, _DONTUNMAP = 1, 2, 4  # flags of mremap; the last flag needs Linux 5.7
 _FIXED_NOREPLACE = 0x100000  # a flag of mmap
 _PRESENT_OR_SWAPPED = np.uint64(3 << 62)  # flags in pagemap
-_FAILED = ctypes.c_void_p(-1).value
+FAILED = ctypes.c_void_p(-1).value
 
 # Memory to which the system could not move pages. It may have a hole that other code uses, so it is
 # never unmapped. After the first failure, values are always copied.
@@ -131,7 +131,7 @@ def _move_pages(source: int, target: int, length: int) -> bool:
     first, size = _whole_pages(source, length)
     offset = target - source
     flags = _MAYMOVE | _FIXED | _DONTUNMAP
-    if offset % _PAGE or libc().mremap(first, size, size, flags, first + offset) == _FAILED:
+    if offset % _PAGE or libc().mremap(first, size, size, flags, first + offset) == FAILED:
         return False
     ctypes.memmove(target, source, first - source)
     end = first + size
