@@ -80,6 +80,30 @@ def test_an_alias_shows_the_values_of_dense_training(name):
     assert_close(*found)
 
 
+@pytest.mark.parametrize("change", ["to", "data", "state"])
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_alias_of_a_table_in_a_larger_storage_survives_an_assignment_to_itself(change, is_kept):
+    found = []
+    for layers, optimizer in make_runs():
+        weight, state = layers[0].weight, optimizer.state[layers[0].weight]
+        values = torch.rand(ROWS + 5, COLUMNS, generator=torch.Generator().manual_seed(1))[5:]
+        if change == "state":
+            state["exp_avg"] = values
+            alias = values if is_kept else state["exp_avg"]
+            state["exp_avg"] = state["exp_avg"]
+        else:
+            weight.data = values
+            alias = values if is_kept else weight.data
+            if change == "to":
+                layers.to("cpu")
+            else:
+                weight.data = weight.data
+        del values
+        continue_training(layers, optimizer)
+        found.append(alias)
+    assert_close(*found)
+
+
 def test_a_live_alias_warns_once_and_a_deleted_alias_costs_nothing():
     (layers, optimizer), _ = make_runs()
     alias = layers[0].weight.data

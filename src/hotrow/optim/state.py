@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor
 
-from hotrow.table.row_change import trim_storage
+from hotrow.table.row_change import trim_storage, untrimmed
 
 
 class StateLag(Protocol):
@@ -56,7 +56,10 @@ class RowState(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         self._close_lag()
         # An alias, so that the use count of the storage shows whether other code keeps the tensor.
-        dict.__setitem__(self, name, value.detach() if _has_rows(value) else value)
+        current = dict.get(self, name)
+        if _has_rows(value):
+            value = untrimmed(value.detach(), current) if _has_rows(current) else value.detach()
+        dict.__setitem__(self, name, value)
 
     def __delitem__(self, name: str) -> None:
         self._close_lag()

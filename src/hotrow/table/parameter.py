@@ -36,7 +36,7 @@ from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
-from hotrow.table.row_change import trim_storage
+from hotrow.table.row_change import trim_storage, untrimmed
 from hotrow.table.stack import is_called_by, location_of
 
 
@@ -274,7 +274,7 @@ class Table(nn.Parameter):
                 if table.shards is not None:
                     table.shards.refuse_averaging()
                 table.close_lag()  # the next step starts from the new storage
-                args = table, stored_values(args[1])
+                args = table, untrimmed(stored_values(args[1]), table.raw_data)
         with torch._C.DisableTorchFunctionSubclass():
             lags = [(table.__dict__.get("lag"), table) for table in tables]
             versions = [(lag, table, table._version) for lag, table in lags if lag is not None]

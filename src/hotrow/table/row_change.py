@@ -123,3 +123,19 @@ def trim_storage(tensor: Tensor) -> Tensor:
     if not has_storage or tensor.untyped_storage().nbytes() <= tensor.nbytes:
         return tensor
     return from_dlpack(tensor)
+
+
+def untrimmed(tensor: Tensor, current: Tensor) -> Tensor:
+    """Return `current` if the tensor is an alias of it, such as a result of `trim_storage`.
+
+    An alias with another storage would hide the other aliases from `StorageUses`.
+    """
+    is_alias = (
+        tensor.layout == current.layout == torch.strided
+        and (tensor.shape, tensor.dtype) == (current.shape, current.dtype)
+        and tensor.device == current.device
+        and not tensor.is_meta
+        and tensor.data_ptr() == current.data_ptr()
+        and tensor.stride() == current.stride()
+    )
+    return current if is_alias else tensor
