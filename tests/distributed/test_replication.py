@@ -632,7 +632,62 @@ def test_optimizer_states_are_compared_after_one_was_loaded(on_all_ranks, steps)
     for errors, _ in results:
         for error in errors:
             assert (error is None) == on_all_ranks
-            assert on_all_ranks or "the optimizer states of .weight on rank 0 and rank 1" in error
+            assert on_all_ranks or "with loaded state=none, but rank 1 with loaded state=" in error
+
+
+def load_start_values(count):
+    """Train twice from the same values; rank 0 keeps the first optimizer."""
+    rank, kept = dist.get_rank(), []
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    start = {"weight": layer.weight.detach().clone()}
+    for _ in range(2):
+        layer.load_state_dict(start)
+        optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+        layer(torch.tensor([1 + rank])).sum().backward()
+        optimizer.step()
+        if rank == 0:
+            kept.append(optimizer)
+        del optimizer
+    return {"weight": layer.weight.detach()}
+
+
+def test_a_rank_may_keep_an_optimizer_that_is_not_in_use():
+    assert_all_the_same(rank_processes(2).run(load_start_values, 2))
+
+
+def step_in_another_order(count, optimizer_count):
+    """Train two tables; rank 1 lists them in another order than rank 0."""
+    rank = dist.get_rank()
+    model = hotrow.convert(nn.ModuleList([nn.Embedding(7, 3), nn.Embedding(7, 3)]), min_entries=0)
+    replicate(model, mesh_of_all(count))
+    assert isinstance(model[0].weight, Table)
+    tables = [model[0].weight, model[1].weight][:: -1 if rank == 1 else 1]
+    groups = [{"params": [table], "lr": 0.1 if table is tables[rank] else 0.2} for table in tables]
+    lists = [groups] if optimizer_count == 1 else [[group] for group in groups]
+    optimizers = [hotrow.optim.AdamW(each) for each in lists]
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        sum(layer(torch.tensor([1 + rank])).sum() for layer in model).backward()
+        if rank == 0:
+            model[0].weight.detach().sum()  # settles the rows
+        errors = [error_text(optimizer.step) for optimizer in optimizers]
+        if any(errors):
+            return errors, {}
+    return errors, {str(i): layer.weight.detach() for i, layer in enumerate(model)}
+
+
+@pytest.mark.parametrize("optimizer_count", [1, 2])
+def test_ranks_may_list_the_parameters_of_an_optimizer_in_any_order(optimizer_count):
+    results = rank_processes(2).run(step_in_another_order, 2, optimizer_count)
+    assert_all_the_same([values for _, values in results])
+    for errors, _ in results:
+        if optimizer_count == 1:
+            assert errors == [None]
+        else:
+            assert "0.weight with table=0, but rank 1 with table=1" in errors[0]
+            assert "1.weight with table=1, but rank 1 with table=0" in errors[1]
 
 
 def step_with_torch(count, fused):

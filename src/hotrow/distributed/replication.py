@@ -2,8 +2,9 @@
 
 Before a lookup for training, the ranks check that they all look up ids in the same table. If other
 code has written to a copy, they also check that all copies are equal. The backward pass exchanges
-the gradients of the touched rows. Before a step, the ranks check that their options are equal. If
-one rank has settled all its rows, the other ranks settle theirs.
+the gradients of the touched rows. Before a step, the ranks check that their options are equal, and
+the states that they have loaded. If one rank has settled all its rows, the other ranks settle
+theirs.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     example for a checkpoint, the other ranks settle theirs before the next step. If other code
     writes to a copy, for example with `load_state_dict`, it must write the same values on every
     rank. The next lookup for training compares the copies, and raises an error if they differ. A
-    step raises an error if the optimizer's options differ. See docs/scale.md for writes that aren't
-    noticed.
+    step raises an error if the optimizer's options or the states that it has loaded differ. See
+    docs/scale.md for writes that aren't noticed.
 
     Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
     without data passes an empty batch. If one rank has an invalid id, the lookup raises an error on
@@ -75,8 +76,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
     Cost: for each lookup, each rank sends two 16-byte headers, and the gradients and ids of the
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends 16 more bytes for
-    each table. After other code has written to a table, the next lookup for training hashes it and
-    its optimizer state.
+    each table. After other code has written to a table, the next lookup for training hashes the
+    table. After `optimizer.load_state_dict`, the next step hashes the table's state.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -153,16 +154,14 @@ class _Replicas:
             self._compare_copies(table)
 
     def _compare_copies(self, table: Table) -> None:
-        """Raise an error on every rank unless all copies and their optimizer states are equal."""
+        """Raise an error on every rank unless all copies are equal."""
         operation = f"compare the copies of {self.path}"
-        all_hashes = self.ranks.all_gather(operation, _hash_copy(table))
-        for rank, hashes in enumerate(all_hashes):
-            if hashes == all_hashes[0]:
+        hashes = self.ranks.all_gather(operation, _hash_copy(table))
+        for rank, each in enumerate(hashes):
+            if each == hashes[0]:
                 continue
-            rows, others_rows = all_hashes[0][0], hashes[0]
-            what = "optimizer states" if rows == others_rows else "copies"
             error = HotrowError(
-                f"the {what} of {self.path}.weight on rank 0 and rank {rank} differ, for "
+                f"the copies of {self.path}.weight on rank 0 and rank {rank} differ, for "
                 "example because only one rank loaded a checkpoint, or each rank initialized the "
                 "weight with another seed",
                 fix="load the same values on every rank, or call replicate after that",
@@ -183,12 +182,18 @@ class _Replicas:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
-    def prepare_step(self, table: Table, options: Mapping[str, str]) -> None:
+    def prepare_step(
+        self, table: Table, options: Mapping[str, str], loaded: Mapping[str, Any] | None
+    ) -> None:
         """Check that all ranks step with the same options, and settle rows on all ranks or none.
+
+        `loaded` is the optimizer state if it was loaded after the last step, or None.
 
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
+        state = "none" if loaded is None else _hash_values(loaded).hex()
+        options = {"table": self.path, **options, "loaded state": state}
         lag_ended, is_settled = table.lag is None, not table.has_stale_rows
         checksum = zlib.crc32(repr(options).encode()) >> 1
         values = [lag_ended, is_settled, checksum, -checksum]
@@ -204,24 +209,23 @@ class _Replicas:
 
     def _raise_different_options(self, options: Mapping[str, str]) -> NoReturn:
         """Raise an error that names the first option that differs between the ranks."""
-        first, *others = self.ranks.all_gather(f"take a step on {self.path}", options)
+        first, *others = self.ranks.all_gather("take a step", options)
         rank, other = next((i, each) for i, each in enumerate(others, 1) if each != first)
         name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
         error = HotrowError(
-            f"rank 0 steps the replicated table {self.path}.weight with {name}={first.get(name)}, "
-            f"but rank {rank} with {name}={other.get(name)}",
-            fix="use the same optimizer with the same options on every rank",
+            f"rank 0 steps the replicated table {first['table']}.weight with "
+            f"{name}={first.get(name)}, but rank {rank} with {name}={other.get(name)}",
+            fix="use the same optimizer with the same options and loaded state on every rank, and "
+            "step the tables in the same order",
         )
         error.on_all_ranks = True
         raise error
 
 
-def _hash_copy(table: Table) -> tuple[bytes, bytes]:
-    """Return a hash of the rows, and one of the optimizer state."""
+def _hash_copy(table: Table) -> bytes:
+    """Return a hash of the rows."""
     table.settle()
-    optimizer = None if table.last_optimizer is None else table.last_optimizer()
-    state = {} if optimizer is None else optimizer.state.get(table, {})
-    return _hash_values({"": table.raw_rows}), _hash_values(state)
+    return _hash_values({"": table.raw_rows})
 
 
 def _hash_values(values: Mapping[str, Any]) -> bytes:

@@ -109,6 +109,7 @@ class RowOptimizer(_Optimizer):
     """
 
     _count = 0  # the number of steps that this object has taken
+    _loaded: frozenset[Table] = frozenset()  # the tables without a step since the last load
     rule: ClassVar[Rule]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
 
@@ -243,12 +244,9 @@ class RowOptimizer(_Optimizer):
         for _, table, _ in gradients:
             refuse_unsynchronized(table)
         reasons = find_reasons(self.rule, gradients, self.param_groups)
-        dense, pending_steps, equal = [], [], []
+        equal = self._prepare_replicas([(group, table) for group, table, _ in gradients])
+        dense, pending_steps = [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
-            if table.replicas is not None:
-                table.replicas.prepare_step(table, self._describe_options(group))
-                if table.has_equal_replicas:
-                    equal.append(table)
             if isinstance(gradient, RowGradient) and reason is None:
                 self._check_options(group)
                 lag = self._prepare_lag(table, group)
@@ -274,6 +272,24 @@ class RowOptimizer(_Optimizer):
             table.last_optimizer = weakref.ref(self)
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
+
+    def _prepare_replicas(self, tables: list[tuple[ParamGroup, Table]]) -> list[Table]:
+        """Prepare a step of replicated tables; return those whose replicas are known to be equal.
+
+        The tables are prepared in the same order on all ranks, even if the ranks list their
+        parameters in different orders.
+        """
+        pairs = [
+            (replicas, group, table)
+            for group, table in tables
+            if (replicas := table.replicas) is not None
+        ]
+        for replicas, group, table in sorted(pairs, key=lambda pair: pair[0].path):
+            loaded = self.state.get(table, {}) if table in self._loaded else None
+            replicas.prepare_step(table, self._describe_options(group), loaded)
+        if self._loaded:
+            self._loaded -= {table for _, table in tables}
+        return [table for _, _, table in pairs if table.has_equal_replicas]
 
     def _describe_options(self, group: ParamGroup) -> dict[str, str]:
         """Return the optimizer's name and its options as text, to compare them between ranks."""
@@ -505,6 +521,7 @@ class RowOptimizer(_Optimizer):
         finally:
             handle.remove()
             if self.state is not before:
+                self._loaded = frozenset(table for _, table in self._tables())
                 for group, table in self._tables():
                     if table.backing is not None:
                         self._replace_last_run(table, table.backing, self._numeric(group))
@@ -548,7 +565,6 @@ class RowOptimizer(_Optimizer):
         for table in tables.values():
             table.close_lag()
             table.last_optimizer = weakref.ref(self)
-            table.equal_version = None  # the other replicas may not load this state
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
         states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -109,10 +109,17 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
     def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
-    def prepare_step(self, table: _Table, options: Mapping[str, str]) -> None:
+    @property
+    def path(self) -> str:
+        """The table's path in the model."""
+
+    def prepare_step(
+        self, table: _Table, options: Mapping[str, str], loaded: Mapping[str, Any] | None
+    ) -> None:
         """Prepare a step so that all replicas stay bit-identical.
 
-        Check that the options are equal, and settle all rows if any process has done so.
+        Check that the options are equal, and settle all rows if any process has done so. `loaded`
+        is the optimizer state if it was loaded after the last step, or None.
         """
 
 
