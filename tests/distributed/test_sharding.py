@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -808,6 +808,55 @@ def test_a_hook_that_does_not_average_raises(method, hook):
 def test_a_hook_that_averages_is_accepted(method, hook):
     for found in rank_processes(2).run(train_with_a_hook, method, 2, hook):
         assert found == (None, "RowGradient")
+
+
+GROUPS = {
+    "all ranks": lambda mesh: None,
+    "shards": lambda mesh: mesh["shards"].get_group(),
+    "replicas": lambda mesh: mesh["replicas"].get_group(),
+}
+
+
+def train_over_ranks(tables, gradients, hook):
+    """Distribute tables over some ranks, and average dense gradients over the same or others."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = hotrow.convert(nn.Sequential(nn.Embedding(6, 2), nn.Linear(2, 1)))
+    if "shard" in tables:
+        shard(model, mesh["shards"])
+    if "replicate" in tables:
+        replicate(model, mesh["replicas"])
+    assert isinstance(model[0].weight, Table)
+    group = GROUPS[gradients](mesh)
+    wrapped = DistributedDataParallel(model, process_group=None if hook else group)
+    if hook == "fp16":
+        wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif hook == "powerSGD":
+        state = powerSGD_hook.PowerSGDState(group)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return error_text(lambda: wrapped(torch.arange(6)).sum().backward())
+
+
+@pytest.mark.parametrize("hook", [None, "fp16", "powerSGD"])
+@pytest.mark.parametrize(
+    ("tables", "gradients", "is_accepted"),
+    [
+        (("shard", "replicate"), "all ranks", True),
+        (("shard", "replicate"), "shards", False),
+        (("shard",), "all ranks", False),
+        (("shard",), "shards", True),
+        (("shard",), "replicas", False),
+        (("replicate",), "replicas", True),
+        (("replicate",), "all ranks", False),
+    ],
+)
+def test_gradients_that_are_averaged_over_other_ranks_raise(tables, gradients, is_accepted, hook):
+    if hook and gradients != "all ranks":
+        is_accepted = False  # the hook uses a group, but DistributedDataParallel all ranks
+    for error in rank_processes(4).run(train_over_ranks, tables, gradients, hook):
+        if is_accepted:
+            assert error is None
+        else:
+            assert "averages the gradients of dense parameters over the ranks [" in error
 
 
 def join_uneven_batches(method, count, is_enabled):

@@ -40,6 +40,7 @@ class Ranks:
         self.exchange_count = 0  # the number of differentiable exchanges; the same on all ranks
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
+        self.members = frozenset(dist.get_process_group_ranks(group))
 
     def all_gather(
         self, operation: str, value: Any, failure: HotrowError | None = None

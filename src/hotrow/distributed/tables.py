@@ -6,6 +6,7 @@ DistributedDataParallel ignore the tables.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -259,8 +260,8 @@ def check_ddp(table: Table, path: str) -> None:
     """Raise an error if the active DistributedDataParallel would not train this model correctly.
 
     DistributedDataParallel ignores a parameter only if the module that it wraps lists the
-    parameter. A list on an inner module has no effect. Communication hooks and `no_sync` affect
-    only the parameters that it doesn't ignore.
+    parameter. A list on an inner module has no effect. The process group, communication hooks and
+    `no_sync` affect only the parameters that it doesn't ignore.
     """
     wrapper = DistributedDataParallel._active_ddp_module
     if wrapper is None:
@@ -272,7 +273,8 @@ def check_ddp(table: Table, path: str) -> None:
             fix="build the model again, and call shard or replicate on the same module that you "
             "pass to DistributedDataParallel",
         )
-    for hook, _ in wrapper._comm_hooks:
+    _check_ranks(table, path, wrapper.process_group, "DistributedDataParallel")
+    for hook, state in wrapper._comm_hooks:
         name = getattr(hook, "__name__", repr(hook))
         is_from_torch = getattr(hook, "__module__", "").startswith(_TORCH_HOOKS)
         if not (is_from_torch and name in _AVERAGING_HOOKS):
@@ -282,6 +284,9 @@ def check_ddp(table: Table, path: str) -> None:
                 fix="don't register the hook, or use a hook of torch that averages gradients, such "
                 "as fp16_compress_hook",
             )
+        if name != "_reducer_allreduce_and_upcast_hook":  # this one uses the wrapper's group
+            group = getattr(state, "process_group", state)
+            _check_ranks(table, path, group, f"the communication hook {name}")
     if wrapper._join_config.enable:
         raise HotrowError(
             f"DistributedDataParallel.join does not support the table {path}.weight: a rank that "
@@ -291,6 +296,25 @@ def check_ddp(table: Table, path: str) -> None:
     if needs_gradient(table):
         is_local = not wrapper.require_backward_grad_sync
         table.no_sync_wrapper = weakref.ref(wrapper) if is_local else None
+
+
+def _check_ranks(table: Table, path: str, group: Any, user: str) -> None:
+    """Raise an error unless `user` averages gradients over the ranks of the table.
+
+    These are the ranks with other rows or with copies of rows; on a two-dimensional mesh, this rank
+    knows only those in its row and column. `group` is a process group, or None for all ranks.
+    """
+    distributions: list[Any] = [each for each in (table.shards, table.replicas) if each is not None]
+    count = math.prod(each.ranks.count for each in distributions)
+    others = dist.get_process_group_ranks(group)
+    known = frozenset[int]().union(*(each.ranks.members for each in distributions))
+    if len(others) != count or not known.issubset(others):
+        raise HotrowError(
+            f"{user} averages the gradients of dense parameters over the ranks {others}, but the "
+            f"table {path}.weight is distributed over {count} ranks, including {sorted(known)}",
+            fix="use the same ranks for both; for tables that are sharded over one dimension of a "
+            'mesh, call replicate(shard(model, mesh["shards"]), mesh["replicas"])',
+        )
 
 
 class MapGradient(torch.autograd.Function):
