@@ -939,6 +939,76 @@ def test_a_step_after_gradients_from_no_sync_raises(method, by_torch, synchroniz
                 assert_same_bits(after[name], value)
 
 
+class Branches(nn.Module):
+    """Two branches with an embedding each."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = nn.ModuleList([nn.Embedding(6, 2), nn.Embedding(6, 2)])
+        self.linears = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1), nn.Linear(2, 1)])
+
+    def forward(self, branch, ids):
+        # The third branch uses no table.
+        rows = self.embeddings[branch](ids) if branch < 2 else torch.ones(3, 2)
+        return self.linears[branch](rows)
+
+
+def train_branches(method, count, passes):
+    """Run passes through a model, then a step; return its error and whether ranks have equal rows.
+
+    Arguments:
+        method: "shard" or "replicate".
+        count: the number of ranks.
+        passes: for each forward pass, the branch that it uses and how it runs: "no_sync", "train",
+            "no_grad", or "directly" (without DistributedDataParallel).
+    """
+    model = distribute(hotrow.convert(Branches()), method, count)
+    assert isinstance(model.embeddings[0].weight, Table)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.arange(3) + dist.get_rank()
+    for branch, how in passes:
+        if how == "no_grad":
+            with torch.no_grad():
+                wrapped(branch, ids)
+        elif how == "directly":
+            optimizer.zero_grad()
+            model(branch, ids).sum().backward()
+            for parameter in model.linears.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= count
+        else:
+            with wrapped.no_sync() if how == "no_sync" else contextlib.nullcontext():
+                wrapped(branch, ids).sum().backward()
+        pickle.dumps(wrapped._forward_hooks)
+    error = error_text(optimizer.step)
+    return error, {name: full(value) for name, value in model.linears.state_dict().items()}
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize(
+    ("passes", "count", "raises"),
+    [
+        ([(0, "no_sync"), (1, "train")], 2, False),
+        ([(0, "no_sync"), (1, "train"), (0, "no_grad")], 2, False),
+        ([(0, "no_sync"), (2, "train"), (2, "no_grad")], 2, False),
+        ([(0, "no_sync"), (1, "no_grad")], 2, True),
+        ([(0, "no_sync"), (2, "train"), (1, "no_sync"), (2, "no_grad")], 2, True),
+        ([(0, "no_sync"), (2, "train"), (0, "no_sync"), (1, "train")], 2, False),
+        ([(0, "no_sync"), (0, "directly")], 2, False),
+        ([(0, "no_sync")], 1, False),
+    ],
+)
+def test_only_a_step_after_gradients_from_no_sync_raises(method, passes, count, raises):
+    results = rank_processes(count).run(train_branches, method, count, passes)
+    for error, values in results:
+        assert (error is not None) == raises
+        assert not raises or "the step follows a backward pass in Distributed" in error
+        for name, value in results[0][1].items():
+            assert_same_bits(values[name], value)
+
+
 # --- Growing and shrinking -----------------------------------------------------------------------
 
 SIZES = 10, 17, 40, 7, 4, 9

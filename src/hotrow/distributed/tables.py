@@ -7,6 +7,7 @@ DistributedDataParallel ignore the tables.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -264,6 +265,9 @@ def check_ddp(table: Table, path: str) -> None:
     `no_sync` affect only the parameters that it doesn't ignore.
     """
     wrapper = DistributedDataParallel._active_ddp_module
+    is_repeated = torch._C._current_graph_task_id() != -1  # by a checkpoint in a backward pass
+    if needs_gradient(table) and not is_repeated:
+        table.synchronized = _synchronized_pass(wrapper)
     if wrapper is None:
         return
     if any(parameter is table for parameter in wrapper._module_parameters):
@@ -293,9 +297,30 @@ def check_ddp(table: Table, path: str) -> None:
             "has no more batches would not take part in the lookups of the others",
             fix="don't call join; pass empty batches on ranks without data",
         )
-    if needs_gradient(table):
-        is_local = not wrapper.require_backward_grad_sync
-        table.no_sync_wrapper = weakref.ref(wrapper) if is_local else None
+
+
+_synchronized: weakref.WeakKeyDictionary[DistributedDataParallel, threading.Event] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _synchronized_pass(wrapper: DistributedDataParallel | None) -> threading.Event | None:
+    """If the wrapper is in `no_sync`, return an event for its next pass outside of `no_sync`."""
+    if wrapper is None or wrapper.require_backward_grad_sync:
+        return None
+    if dist.get_world_size(wrapper.process_group) == 1:
+        return None  # the gradients of the only rank are the average
+    if _set_synchronized not in wrapper._forward_hooks.values():
+        wrapper.register_forward_hook(_set_synchronized)
+    return _synchronized.setdefault(wrapper, threading.Event())
+
+
+def _set_synchronized(wrapper: DistributedDataParallel, *arguments: Any) -> None:
+    """After a forward pass for training outside of `no_sync`, set the event of the wrapper."""
+    if torch.is_grad_enabled() and wrapper.require_backward_grad_sync:
+        event = _synchronized.pop(wrapper, None)
+        if event is not None:
+            event.set()
 
 
 def _check_ranks(table: Table, path: str, group: Any, user: str) -> None:

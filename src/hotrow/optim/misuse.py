@@ -124,12 +124,11 @@ def _refuse_table(optimizer: torch.optim.Optimizer, table: Table) -> None:
 
 
 def refuse_unsynchronized(table: Table) -> None:
-    """Raise an error if the last lookup for training and the last forward pass ran in `no_sync`.
+    """Raise an error if the last lookup for training ran in `no_sync`, without a later other pass.
 
     The dense parameters then have the gradients of one rank, but the table those of all ranks.
     """
-    wrapper = None if table.no_sync_wrapper is None else table.no_sync_wrapper()
-    if wrapper is not None and not wrapper.require_forward_param_sync:
+    if table.synchronized is not None and not table.synchronized.is_set():
         raise HotrowError(
             "the step follows a backward pass in DistributedDataParallel.no_sync, in which each "
             "rank computes its own gradients, but the gradient of the "

@@ -8,6 +8,7 @@ other lookup settles its rows first. Any other operation that reads values settl
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -64,8 +65,8 @@ class Table(nn.Parameter):
         replicas: the processes that store the same rows, or None if there are none.
         equal_version: the version (`Tensor._version`) at which all replicas were known to be equal,
             or None.
-        no_sync_wrapper: the DistributedDataParallel in whose `no_sync` the last lookup for training
-            ran, or None.
+        synchronized: whether DistributedDataParallel has synchronized a pass after the last lookup
+            for training, or None if that lookup didn't run in `no_sync`.
         frozen: (R,) int64 in ascending order, the frozen rows, or None.
         backing: the files that store the rows and the state, or None if both are in memory.
     """
@@ -80,7 +81,7 @@ class Table(nn.Parameter):
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
     equal_version: int | None = None
-    no_sync_wrapper: weakref.ref[nn.parallel.DistributedDataParallel] | None = None
+    synchronized: threading.Event | None = None
     backing: Backing | None = None
     frozen: Tensor | None = None
 
