@@ -19,6 +19,7 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError
 from hotrow.optim.lag import RowLag
+from hotrow.table.parameter import Table
 from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
 from tests.support.exhaustive import exhaustive
 from tests.support.tolerance import assert_same_bits
@@ -490,15 +491,25 @@ def test_the_state_of_another_table_raises():
 
 @pytest.mark.parametrize(("name", "slot"), [("Adagrad", "sum"), ("Rprop", "step_size")])
 @pytest.mark.parametrize("value", [torch.nan, -1.0])
-def test_negative_sums_and_step_sizes_are_refused(name, slot, value):
-    layer = hotrow.convert(nn.Embedding(ROWS, COLUMNS), min_entries=0)
-    optimizer = getattr(hotrow.optim, name)(layer.parameters())
-    layer(IDLE).sum().backward()
-    optimizer.step()
-    state = copy.deepcopy(optimizer.state_dict())
-    state["state"][0][slot][3] = value
-    with pytest.raises(HotrowError, match=rf"state\[0\]\['{slot}'\] has negative or NaN values"):
-        optimizer.load_state_dict(state)
+def test_a_loaded_state_with_nan_or_negative_values_acts_as_in_torch(name, slot, value):
+    weights = []
+    for package in (hotrow.optim, torch.optim):
+        layer = nn.Embedding(ROWS, COLUMNS, _weight=torch.ones(ROWS, COLUMNS))
+        if package is hotrow.optim:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizer = getattr(package, name)(layer.parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            layer(torch.tensor([0, 1 + step])).sum().backward()
+            optimizer.step()
+            if step == 0:
+                state = copy.deepcopy(optimizer.state_dict())
+                state["state"][0][slot][7] = value
+                optimizer.load_state_dict(state)
+        weights.append(layer.weight.detach().clone())
+    assert weights[1][7].isnan().all() == (name == "Adagrad" or value != -1.0)
+    torch.testing.assert_close(*weights, equal_nan=True)
 
 
 def test_saved_files_contain_only_torch_objects():

@@ -877,12 +877,15 @@ def test_a_row_with_infinite_values_or_factors(name, options, weight, dtype, com
 @pytest.mark.parametrize(("name", "options", "slot", "value"), BROKEN_STATES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_idle_rows_with_a_broken_state(name, options, slot, value, dtype, compiled, uncompiled):
+@pytest.mark.parametrize("weight", [None, math.nan])
+def test_idle_rows_with_a_broken_state(
+    name, options, slot, value, dtype, compiled, weight, uncompiled
+):
     if not compiled:
         uncompiled()
     for missed_steps in (3, 60):
         ours, theirs = (
-            train_broken_row(library, name, options, slot, value, missed_steps, dtype)
+            train_broken_row(library, name, options, slot, value, missed_steps, dtype, weight)
             for library in (optim, torch.optim)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-30, equal_nan=True)

@@ -322,8 +322,13 @@ BROKEN_STATES = [
 ]
 
 
-def train_broken_row(library, name, options, slot, value, missed_steps, dtype=torch.float32):
-    """Write `value` to the state of a row that then misses steps; return the row's values."""
+def train_broken_row(
+    library, name, options, slot, value, missed_steps, dtype=torch.float32, weight=None
+):
+    """Write `value` to the state of a row that then misses steps; return the row's values.
+
+    Write `weight` to the same place of the table, unless it is None.
+    """
     layer = torch.nn.Embedding(3, 2, _weight=torch.arange(1.0, 7).reshape(3, 2).to(dtype))
     if library is optim:
         layer = hotrow.convert(layer, min_entries=0)
@@ -335,6 +340,9 @@ def train_broken_row(library, name, options, slot, value, missed_steps, dtype=to
         optimizer.step()
         if step == 1:
             optimizer.state[layer.weight][slot][1, 0] = value
+            if weight is not None:
+                with torch.no_grad():
+                    layer.weight[1, 0] = weight
     if library is optim:
         assert layer.weight.has_stale_rows == (name != "Adagrad")
     state = optimizer.state[layer.weight]

@@ -154,3 +154,23 @@ def test_a_torch_optimizer_refuses_to_change_frozen_rows():
         optimizer.step()
     assert_same_bits(layer.weight.data, before)
     torch.optim.SGD(nn.Linear(2, 2).parameters()).step()
+
+
+def test_a_row_with_a_nan_in_its_state_becomes_nan_after_it_is_unfrozen():
+    layer = hotrow.convert(nn.Embedding(6, 3), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Adagrad(layer.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.tensor([0])).sum().backward()
+        optimizer.step()
+
+    step()
+    vocabulary.freeze(layer, [4])
+    optimizer.state[layer.weight]["sum"][4] = torch.nan
+    step()
+    assert not layer.weight.isnan().any()
+    vocabulary.unfreeze(layer, [4])
+    step()
+    assert layer.weight.isnan().any(1).tolist() == [False, False, False, False, True, False]

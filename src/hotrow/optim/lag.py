@@ -419,6 +419,7 @@ class RowLag:
     def unfreeze(self, rows: Tensor) -> None:
         """Unfreeze these rows, so that later steps change them again."""
         self.row_steps[rows] = self.ledger.length
+        self.was_written = True  # `finish_write` leaves frozen rows alone
 
     def _change_tensor(
         self,

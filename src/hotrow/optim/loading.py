@@ -14,8 +14,6 @@ from hotrow.optim.rule import ParamGroup
 from hotrow.table.parameter import Table
 
 _SCALARS = "step", "eta", "mu", "mu_product"
-# torch's Adagrad and Rprop use these values even for rows without a gradient; hotrow doesn't.
-_NOT_NEGATIVE = "sum", "step_size"
 _MAX_STEP = 1 << 53
 # LinearLR with an end factor of 0 ends at about -1e-18 because of rounding.
 _ROUNDED_ZERO = -1e-12
@@ -155,8 +153,6 @@ def _slot_problem(name: str, value: Any, table: Table) -> str | None:
     if value.layout != torch.strided or value.is_meta or value.is_complex():
         layout = str(value.layout).removeprefix("torch.")
         return f"is a {layout} {value.dtype} tensor on {value.device}, but must be dense and real"
-    if name in _NOT_NEGATIVE and not bool((value >= 0).all()):
-        return "has negative or NaN values, which would turn rows outside the batch into NaN"
     return None
 
 

@@ -112,6 +112,9 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
     root_count = tl.load(numbers + 1).to(tl.int32)
     is_centered = tl.load(numbers + 2).to(tl.int32)
     unusual = tl.abs(w) == INFINITY
+    is_nan = w != w
+    for b in tl.static_range(n - 1):
+        is_nan = is_nan & (slots[b] != slots[b])
     for b in tl.static_range(n - 1):
         low = tl.where(root_count > b, 0.0, -INFINITY).to(dtype)
         wrong = (slots[b] >= low) == 0
@@ -121,7 +124,7 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
             wrong = wrong | ((tl.abs(slots[b]) == INFINITY) & (root_count == 0))
         if b == 1:
             wrong = wrong | ((slots[0] < slots[1] * slots[1]) & (is_centered != 0))
-        unusual = unusual | (wrong & (w == w))
+        unusual = unusual | (wrong & (is_nan == 0))
     if may_skip & (tl.max((unusual & inside).to(tl.int32), 0) == 0):
         begin = t
         zero = tl.load(numbers) * 0

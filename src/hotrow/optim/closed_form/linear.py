@@ -15,10 +15,10 @@ rounding errors per block.
 Infinite and NaN values need four rules. A diagonal that would underflow keeps a magnitude of at
 least `MIN_SHRINK`, because 0 would turn an infinite mean square into 0. If the product overflows,
 one step is replayed, and the next product is shorter. Steps of a row with an infinite weight are
-replayed too, because torch may compute inf - inf. So are the steps of a row whose weight is a
-number but whose state is not usable: torch divides the zero gradient by the root of a mean square,
-so the weight becomes NaN if the mean square is NaN or negative. Once the weight is NaN, the
-matrices apply again. Only the first slot may be infinite, if it is a mean square.
+replayed too, because torch may compute inf - inf. So are the steps of a row whose state is not
+usable: torch divides the zero gradient by the root of a mean square, so the weight becomes NaN if
+the mean square is NaN or negative. Once the weight and its whole state are NaN, the matrices apply
+again. Only the first slot may be infinite, if it is a mean square.
 """
 
 from __future__ import annotations
@@ -99,15 +99,22 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
                 old[b + 1, j] = slots[b][j]
             if b < root_count:
                 for j in range(width):
-                    unusual += (not slots[b][j] >= 0) & (w[j] == w[j])
+                    unusual += not slots[b][j] >= 0
             if b >= min(root_count, 1):
                 for j in range(width):
-                    unusual += (not abs(slots[b][j]) < np.inf) & (w[j] == w[j])
+                    unusual += not abs(slots[b][j]) < np.inf
         if is_centered:
             for j in range(width):
-                unusual += (old[1, j] < old[2, j] * old[2, j]) & (w[j] == w[j])
+                unusual += old[1, j] < old[2, j] * old[2, j]
     if unusual:
-        return t
+        for j in range(width):
+            numbers = 0
+            for a in range(n):
+                numbers += old[a, j] == old[a, j]
+            if numbers == 0:  # the loops above have counted each slot
+                unusual -= root_count + n - 1 - min(root_count, 1)
+        if unusual:
+            return t
     for a in range(n):
         for b in range(n):
             scale = factors[a * n + b]
@@ -243,7 +250,8 @@ class LinearRecurrence:
                 unusual |= ~slot.isfinite()
         if is_centered:
             unusual |= slots[0] < slots[1] * slots[1]
-        unusual = torch.where(w.isnan(), False, unusual) | w.isinf()
+        is_nan = torch.stack(old).isnan().all(0)
+        unusual = torch.where(is_nan, False, unusual) | w.isinf()
         reached = torch.from_numpy(in_range).to(w.device) & ~unusual.any(1)
         for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
             factors = product[:, a, b, None]
