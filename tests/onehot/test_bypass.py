@@ -764,6 +764,54 @@ def test_the_gradient_of_a_view_after_a_write_without_grad(view, is_retained, tr
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: None,
+        lambda x: x.detach().numpy(),
+        lambda x: x.retain_grad(),
+        lambda x: x.mul_(2),
+        lambda x: x.diagonal(),
+        torch.no_grad()(lambda x: x.mul_(2)),
+    ],
+)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_view_created_without_grad_is_constant(view, change, mode):
+    found = []
+    for encode in F.one_hot, one_hot:
+        q = torch.arange(20.0).view(5, 4).double().requires_grad_()
+        x = encode(IDS, 4).double() * q
+        change(x)
+        with mode():
+            v = view(x[:4])
+        if encode is one_hot and view is not VIEWS["diagonal"]:
+            assert type(v) is OneHot or x.is_modified
+        loss = (v * 3).sum() + v.exp().sum() + Double.apply(v).square().sum() + x.sin().sum()
+        loss.backward()
+        with torch.no_grad():
+            v.mul_(3)
+            found.append((v.clone(), x.clone(), q.grad))
+    assert_alike(found[1], found[0], strides=False)
+
+
+def test_a_recorded_write_and_a_view_created_without_grad():
+    q = torch.ones(5, 4, requires_grad=True)
+    x = one_hot(IDS, 4) * q
+    with torch.no_grad():
+        v = x[1:]
+    with pytest.raises(RuntimeError, match="view was created in no_grad mode"):
+        v.mul_(2)  # as in torch
+    x = one_hot(IDS, 4) * q
+    with torch.no_grad():
+        v = x[1:]
+    x.mul_(2)  # in torch, later uses of the view raise an error
+    (v.exp().sum() + x.sum()).backward()
+    with torch.no_grad():
+        assert torch.equal(v, x[1:])
+    assert torch.equal(q.grad, 2 * F.one_hot(IDS, 4))
+
+
 def test_a_write_to_a_detached_one_hot_keeps_the_graph():
     found = []
     for encode in F.one_hot, one_hot:

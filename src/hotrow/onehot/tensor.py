@@ -60,6 +60,8 @@ class OneHot(RuleTensor):
             as x - p; otherwise None. Adding p to this tensor gives x.
         was_read: whether an operation may have used the parts instead of this tensor, so that
             autograd passes the operation's gradient to the parts, but not to this tensor.
+        is_recorded: whether this tensor was created while autograd recorded operations. If not, no
+            gradient flows from this tensor to the tensor that it is a view of.
         grad_holder: the proxy whose `grad` is that of this tensor, or None.
         parameter: the parameter that a module stores in place of this tensor, or None.
 
@@ -96,6 +98,7 @@ class OneHot(RuleTensor):
     fill: float
     difference: tuple[OneHot, Tensor, int] | None
     was_read: bool
+    is_recorded: bool
     grad_holder: Tensor | None
     parameter: nn.Parameter | None
     _axis_layout: Layout | None
@@ -117,7 +120,8 @@ class OneHot(RuleTensor):
         fill: float = 0,
         layout: Layout | None = None,
     ) -> OneHot:
-        if not torch.is_grad_enabled() and not is_compiling():
+        is_recorded = torch.is_grad_enabled() or is_compiling()
+        if not is_recorded:
             parts, grad_proxy = [part.map(_without_gradient) for part in parts], None
         first = parts[0].batch_tensor
         if layout is None or layout.is_plain:
@@ -136,7 +140,7 @@ class OneHot(RuleTensor):
         self._views = {}
         has_fill = fill != 0 and any(isinstance(part, Field) for part in parts)
         self.fill, self._axis_layout, self._plain_layout = fill if has_fill else 0, layout, None
-        self.difference, self.was_read = None, False
+        self.difference, self.was_read, self.is_recorded = None, False, is_recorded
         self.grad_holder = self.parameter = None
         self._dense, self._dense_version, self._graph = None, 0, None
         self._dense_node = self._function_node = None
@@ -160,8 +164,8 @@ class OneHot(RuleTensor):
 
     @property
     def attached_views(self) -> list[OneHot]:
-        """The views that still exist, except for the results of `detach`."""
-        return [view for view in self.live_views if not view.is_detached]
+        """The views that still exist and pass their gradient on to this tensor."""
+        return [view for view in self.live_views if view.is_recorded and not view.is_detached]
 
     @property
     def is_detached(self) -> bool:
@@ -359,7 +363,7 @@ class OneHot(RuleTensor):
             # Without the modes, a search for one-hots would find the tensors created here.
             with (
                 torch.inference_mode(False),
-                torch.enable_grad(),
+                torch.set_grad_enabled(self.is_recorded or self._parent is None),
                 torch._C._SetExcludeDispatchKeyGuard(_VIEWS, False),
                 torch._C.DisableTorchFunction(),
             ):
