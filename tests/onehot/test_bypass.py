@@ -867,6 +867,41 @@ def test_a_detached_read_of_a_weighted_one_hot_is_not_a_use():
     assert torch.equal(x.grad, torch.ones(5, 4))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "read", [lambda x: x.argmax(-1), lambda x: x.sum(), repr, lambda x: x.isnan(), lambda x: x[1:]]
+)
+def test_a_read_without_grad_is_not_a_use(read, mode):
+    found = []
+    for encode in F.one_hot, one_hot:
+        p = torch.arange(1.0, 6).double().requires_grad_()
+        x = encode(IDS, 4).double() * p[:, None]
+        with mode():
+            read(x)
+        x.retain_grad()
+        x.square().sum().backward()
+        found.append((x.grad, p.grad))
+    torch.testing.assert_close(found[1], found[0])
+
+
+class ReadsWithoutGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        with torch.no_grad():
+            return x.sum(0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.expand(5, 4)
+
+
+def test_a_read_in_a_function_is_a_use():
+    x = one_hot(IDS, 4).double() * torch.ones(5, 1).double().requires_grad_()
+    loss = ReadsWithoutGrad.apply(x).sum()
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        torch.autograd.grad(loss, x)
+
+
 def test_only_a_view_from_an_operation_without_a_rule_replaces_the_ids():
     x, empty = one_hot(IDS, 4), one_hot(IDS[:0], 4)
     x.sinh(), x.tolist(), x[0].tolist(), x.to_dense(), empty.sinh()

@@ -52,6 +52,13 @@ def is_transforming() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_in_function() -> bool:
+    """Return whether the forward pass of an `autograd.Function` is running."""
+    # `no_grad` doesn't disable forward-mode autograd, but `autograd.Function` does.
+    is_enabled: bool = torch._C._is_fwd_grad_enabled()
+    return not (is_enabled or torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+
+
 def is_jit_tracing() -> bool:
     """Return whether torch.jit.trace is recording."""
     return torch._C._get_tracing_state() is not None  # torch.compile can trace this call

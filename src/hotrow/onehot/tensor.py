@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hotrow.kernels.tracing import (
     at_transform_level,
     is_compiling,
+    is_in_function,
     is_transforming,
     transform_level,
 )
@@ -187,7 +188,7 @@ class OneHot(RuleTensor):
         """The current parts; after an in-place write, a single part of dense columns."""
         parts = self.current_parts
         if parts is self._parts and not is_compiling():
-            self.was_read = True
+            self.was_read |= _may_record_use()
         return parts
 
     @property
@@ -458,7 +459,7 @@ class OneHot(RuleTensor):
             or self.grad_proxy is not None
         ):
             return None
-        self.was_read = True
+        self.was_read |= _may_record_use()
         return part.values
 
     def materialize_for_write(self) -> Tensor:
@@ -580,7 +581,7 @@ class OneHot(RuleTensor):
     def record_use(self) -> None:
         """Record that `autograd.Function` or a transform may have used this tensor itself."""
         if self._graph is not None and not self._is_connected_to_dense:
-            self.was_read = True
+            self.was_read |= _may_record_use()
 
     def connect_all(self) -> None:
         """Connect this tensor, its base and their views to autograd's graph after a write."""
@@ -662,6 +663,11 @@ class OneHot(RuleTensor):
         return OneHot(
             unflatten(tensors, part_layout), dtype, proxy, stride=stride, fill=fill, layout=layout
         )
+
+
+def _may_record_use() -> bool:
+    """Return whether autograd, or a function that it records, may use a tensor that is read now."""
+    return torch.is_grad_enabled() or is_in_function() or is_transforming()
 
 
 def _without_gradient(tensor: Tensor) -> Tensor:
