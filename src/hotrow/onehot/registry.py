@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling, is_jit_tracing, never_compile_alone
+from hotrow.kernels.tracing import is_compiling, is_in_function, is_jit_tracing, never_compile_alone
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances, map_instances
 
@@ -88,6 +88,11 @@ class RuleTensor(Tensor):
     @property
     def has_leaf_view(self) -> bool:
         """True if the caller set requires_grad on a view of this tensor."""
+        raise NotImplementedError
+
+    @property
+    def affects_other_gradients(self) -> bool:
+        """True if a write to this tensor changes the gradient of a view or a retained gradient."""
         raise NotImplementedError
 
     def record_use(self) -> None:
@@ -170,6 +175,11 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         raise RuntimeError(
             f"{func.__name__} cannot change a one-hot in place if the one-hot or a view of it "
             "requires grad; call it under torch.no_grad(), or on x.clone()"
+        )
+    if is_in_function() and any(x.affects_other_gradients for x in written):
+        raise RuntimeError(
+            f"{func.__name__} cannot change a one-hot in place in an autograd.Function if the "
+            "one-hot is a view, has views or retains its gradient; call the function on x.clone()"
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
     record_fallback(func, tensors, too_small)

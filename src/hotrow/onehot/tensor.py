@@ -90,8 +90,6 @@ class OneHot(RuleTensor):
     # The autograd node of the dense tensor that `connect` connected this tensor to, or None if it
     # connected this tensor to the parts.
     _dense_node: Any
-    # If this tensor is a view, the `_base_function_node` for which `_dense` was created.
-    _function_node: Any
     _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their `id()`
     was_grad_leaf: bool
     sizes: tuple[int, ...]
@@ -144,7 +142,7 @@ class OneHot(RuleTensor):
         self.difference, self.was_read, self.is_recorded = None, False, is_recorded
         self.grad_holder = self.parameter = None
         self._dense, self._dense_version, self._graph = None, 0, None
-        self._dense_node = self._function_node = None
+        self._dense_node = None
         self._level = 0 if is_compiling() else transform_level()
         if self._has_trained_parts:
             self.connect()
@@ -172,6 +170,19 @@ class OneHot(RuleTensor):
     def is_detached(self) -> bool:
         """True if this tensor is the result of `detach`."""
         return self._parent is not None and self._parent[1] is Tensor.detach
+
+    @property
+    def base(self) -> OneHot:
+        """The tensor that this tensor is a view of, directly or through other views, or itself."""
+        base = self
+        while base._parent is not None and not base.is_detached:
+            base = base._parent[0]
+        return base
+
+    @property
+    def affects_other_gradients(self) -> bool:
+        """True if a write to this tensor changes the gradient of a view or a retained gradient."""
+        return bool(self.base.attached_views) or self.base.retains_grad
 
     @property
     def has_leaf_view(self) -> bool:
@@ -282,17 +293,6 @@ class OneHot(RuleTensor):
             )
         return has_own_grad
 
-    @property
-    def _base_function_node(self) -> Any:
-        """The autograd node of the function that returned the base of this view, or None."""
-        base = self
-        while base._parent is not None:
-            base = base._parent[0]
-        if base.is_grad_leaf or not base.has_own_grad:
-            return None
-        with torch._C.DisableTorchFunctionSubclass():
-            return base.grad_fn
-
     def _drop_old_graph(self) -> None:
         """Detach the parts if an `autograd.Function` has given this tensor another graph."""
         if self.has_own_grad:
@@ -357,9 +357,6 @@ class OneHot(RuleTensor):
         if not is_compiling() and transform_level() > self._level:
             with at_transform_level(self._level):
                 return self.materialize(permanent, for_view)
-        node = None if self._parent is None else self._base_function_node
-        if node is not None and node is not self._function_node:
-            self._dense = None  # a view of the dense tensor from before the function
         if self._dense is None:
             # Without the modes, a search for one-hots would find the tensors created here.
             with (
@@ -373,7 +370,6 @@ class OneHot(RuleTensor):
                 else:
                     parent, view = self._parent
                     self._dense = view(parent.materialize(permanent and is_compiling(), True))
-                    self._function_node = node
                     if self._grad_proxy is not None and self.is_leaf_or_view_of_leaf:
                         self._dense = self._connect_to_proxy(self._dense)
             has_version = not (is_modified or self._dense.is_inference())
@@ -585,10 +581,7 @@ class OneHot(RuleTensor):
 
     def connect_all(self) -> None:
         """Connect this tensor, its base and their views to autograd's graph after a write."""
-        base = self
-        while base._parent is not None and not base.is_detached:
-            base = base._parent[0]
-        remaining = [base]
+        remaining = [self.base]
         for x in remaining:
             if torch.is_grad_enabled():
                 x.was_read = False  # the gradient is that of the new values
