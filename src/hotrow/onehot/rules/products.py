@@ -39,8 +39,9 @@ class _AddProxyProduct(torch.autograd.Function):
         proxy, weight = ctx.saved_tensors
         if torch.is_grad_enabled() and not ctx.is_plain:
             raise NotImplementedError(
-                "second derivatives are not supported for a scaled or summed one-hot that requires "
-                "grad: make the one-hot dense first: x = x.to_dense()"
+                "second derivatives are not supported for a one-hot that requires grad if its rows "
+                "have weights or several ids, as after x * 2, x.mean(1) or x.flatten(1); make the "
+                "one-hot dense first: x = x.to_dense()"
             )
         dense = gradient @ (weight if ctx.columns else weight.t()).to(gradient.dtype)
         zero = None
