@@ -23,7 +23,9 @@ def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
         return x
     if func.__name__ != "detach":
         return map_batch(x, out, lambda t: t.clone(), lambda t: t)
-    parts = [part.map(Tensor.detach) for part in x.current_parts]
+    with torch.no_grad():  # after a write, torch can't record uses of a view from `no_grad`
+        parts = x.current_parts
+    parts = tuple(part.map(Tensor.detach) for part in parts)
     result = OneHot(
         parts, x.cached_dtype, None, (x, Tensor.detach), x.origins, x.strides,
         fill=x.fill, layout=x._axis_layout,
