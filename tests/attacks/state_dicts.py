@@ -56,7 +56,7 @@ def load_state(data: bytes) -> None:
         raise error  # don't give torch's optimizer this state, which may crash it
     # hotrow's tables ignore `foreach`, whose results differ if they overflow.
     for group in state["param_groups"]:
-        group.update({"foreach": False} if group.get("foreach") else {})
+        group.update({} if group.get("foreach") is None else {"foreach": False})
     dense, dense_error, largest = _load(runs[0], copy.deepcopy(state))
     if error is not None:
         # Any other error is correct only if torch's optimizer raises an error of the same type.
