@@ -67,12 +67,17 @@ def load_checkpoint(
         file.seek(0)
         # Otherwise, a sparse tensor could have indices outside of its memory.
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
-            contents = torch.load(
-                mapped_path or file,
-                map_location=device,
-                weights_only=True,
-                mmap=mapped_path is not None,
-            )
+            try:
+                contents = torch.load(
+                    mapped_path or file,
+                    map_location=device,
+                    weights_only=True,
+                    mmap=mapped_path is not None,
+                )
+            finally:
+                # After an error, the next load would check the sparse tensors of this file, which
+                # another program may have truncated since.
+                torch._utils._sparse_tensors_to_validate.clear()
         _check_contents(contents, name, size)
         return contents
 
