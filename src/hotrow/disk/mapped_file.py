@@ -11,7 +11,7 @@ writes only the new rows. The next save changes the length of the file, and maps
 
 Tensors can outlive the use of their memory for the file: code may keep `weight.data` and assign
 other values to it, or two optimizers may have a state of the same name. So a file can be mapped
-several times. In each of these memories, a page without a copy of its own equals the page of the
+several times. In each of these memories, a page that Linux has not copied equals the page of the
 file. Before a save changes a page of the file, `keep_pages` copies it in all other memories.
 """
 

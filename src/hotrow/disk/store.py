@@ -331,7 +331,7 @@ class Store:
         if self.table.lag is not None or run is None:
             return
         if run.state or not run.rule.initial_slots(run.group):
-            self.table.lag = RowLag(run.rule, self.table, run.group, run.state)
+            run.reopen(self.table)
 
     def _save(self, rest: bytes) -> None:
         previous = self._previous_save()

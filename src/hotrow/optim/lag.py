@@ -44,6 +44,10 @@ class Run(NamedTuple):
     group: ParamGroup
     state: RowState
 
+    def reopen(self, table: Table) -> None:
+        """Create the lag again."""
+        table.lag = RowLag(self.rule, table, self.group, self.state)
+
 
 class Replaced(NamedTuple):
     """What a lag has replaced: the last run of a table on disk, and the files of its state."""
@@ -63,7 +67,7 @@ class Replaced(NamedTuple):
     def reopen(self, table: Table) -> None:
         """Create the earlier lag again, if it was open."""
         if self.was_open and self.run is not None:
-            table.lag = RowLag(self.run.rule, table, self.run.group, self.run.state)
+            self.run.reopen(table)
 
 
 class RowLag:
