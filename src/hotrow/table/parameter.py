@@ -277,8 +277,9 @@ class Table(nn.Parameter):
                 table.close_lag()  # the next step starts from the new storage
                 args = table, untrimmed(stored_values(args[1]), table.raw_data)
         with torch._C.DisableTorchFunctionSubclass():
-            lags = [(table.__dict__.get("lag"), table) for table in tables]
-            versions = [(lag, table, table._version) for lag, table in lags if lag is not None]
+            versions = [
+                (lag, table, table._version) for table in tables if (lag := table.lag) is not None
+            ]
             result = func(*args, **kwargs)
             for lag, table, version in versions:
                 lag.was_written |= table._version != version
