@@ -1,7 +1,6 @@
 """Embedding tables for PyTorch: exact dense training that updates only the touched rows."""
 
 from importlib import import_module as _import_module
-from importlib.metadata import version as _version
 from typing import Any as _Any
 
 from hotrow import optim
@@ -14,7 +13,7 @@ from hotrow.verify.check import check
 from hotrow.verify.compare import compare
 from hotrow.verify.cost import cost
 
-__version__ = _version("hotrow")
+__version__ = "0.2.0"
 __all__ = [
     "Embedding",
     "EmbeddingBag",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json as _json
 import math
 import os
-from importlib.metadata import version
 from typing import Annotated
 
 import torch
 import typer
 
+from hotrow import __version__
 from hotrow.bench import memory
 from hotrow.bench.batches import ZIPF_EXPONENT
 from hotrow.bench.environment import describe_environment
@@ -109,7 +109,7 @@ def bench_command(
     text = terminal.render(lambda console: bench_report.print_record(record, console))
     terminal.write_output(text)
     if json is not None:
-        content = {"hotrow": version("hotrow"), **record}
+        content = {"hotrow": __version__, **record}
         files.write_text(json, _json.dumps(content, indent=2, allow_nan=False) + "\n")
     keep_times(record)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
+from hotrow import __version__
 from hotrow.inputs.text import escape_unprintable, format_milliseconds, format_size, relative_path
 from hotrow.verify.agreement import Agreement
 from hotrow.verify.models.comparison import ModelComparison, ModelCost
@@ -19,7 +19,7 @@ _NAME_COLUMNS = 28  # width of the name column
 
 def to_json(comparison: ModelComparison) -> str:
     """Return all values of the comparison as one JSON object."""
-    content = {"hotrow": version("hotrow"), **comparison.to_dict()}
+    content = {"hotrow": __version__, **comparison.to_dict()}
     return json.dumps(content, indent=2, allow_nan=False)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from hotrow import __version__
 from hotrow.figures.figure import figure
 from hotrow.inputs.text import (
     elide,
@@ -37,7 +37,7 @@ class CaptionedFigure:
 def to_json(comparisons: Sequence[Comparison]) -> str:
     """Return all comparisons as one JSON object; key names include the units."""
     content = {
-        "hotrow": version("hotrow"),
+        "hotrow": __version__,
         "equal": all(comparisons),
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }
@@ -228,7 +228,7 @@ def to_html(comparisons: Sequence[Comparison]) -> str:
     headline, explanation = _SENTENCES[comparisons[0].operation]
     return environment.get_template("report.html").render(
         sections=sections,
-        version=version("hotrow"),
+        version=__version__,
         equal=all(comparisons),
         headline=headline,
         explanation=explanation,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from hotrow import __version__
 from hotrow.inputs.text import format_count
 from hotrow.verify.sameness import SLACK, Distance, Sameness
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def to_json(sameness: Sameness) -> str:
     """Return all values of the check as one JSON object."""
-    content = {"hotrow": version("hotrow"), **sameness.to_dict()}
+    content = {"hotrow": __version__, **sameness.to_dict()}
     return json.dumps(content, indent=2, allow_nan=False)
 
 

@@ -8,12 +8,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from hotrow import __version__
 from hotrow.errors import HotrowError
 from hotrow.figures.svg import COLOURS
 from hotrow.lesson.excerpt import Excerpt, example_excerpts
@@ -89,7 +89,7 @@ def build_page(
     tables = [*example_excerpts(), *([] if excerpt is None else [excerpt])]
     data = {
         "lang": lang,
-        "version": version("hotrow"),
+        "version": __version__,
         "tables": [table.to_dict() for table in tables],
         "timings": [asdict(timing) for timing in timings],
         "documents": {
