@@ -57,18 +57,16 @@ def find_reasons(
 def _check_gradient(gradient: Tensor, table: Table) -> None:
     """Raise an error if the table was changed after the gradient was computed."""
     dtype = table.grad_dtype or gradient.dtype
-    for prop, actual, expected in (
-        ("shape", gradient.shape, table.shape),
-        ("device", gradient.device, table.device),
-        ("dtype", gradient.dtype, dtype),
-    ):
-        if actual != expected:
-            size = " x ".join(map(str, table.shape))
-            raise HotrowError(
-                f"the gradient of a {size} table has {prop} {actual}, but needs {expected}",
-                fix="change the table only after optimizer.zero_grad(), and before the forward "
-                "pass",
-            )
+    found = gradient.shape, gradient.device, gradient.dtype
+    expected = table.shape, table.device, dtype
+    if found != expected:
+        pairs = zip(("shape", "device", "dtype"), found, expected, strict=True)
+        name, actual, needed = next(each for each in pairs if each[1] != each[2])
+        raise HotrowError(
+            f"the gradient of a {' x '.join(map(str, table.shape))} table has {name} {actual}, but "
+            f"needs {needed}",
+            fix="change the table only after optimizer.zero_grad(), and before the forward pass",
+        )
 
 
 def _find_reason(

@@ -104,9 +104,9 @@ class Ledger:
                 overflow or divides it by zero.
         """
         entry, scalars = self.next_entry(group)
-        self._make_room(len(entry))
-        self._undo.append((self.length, self.scalar_state, self.idle_rows_unchanged))
+        before = self.length, self.scalar_state, self.idle_rows_unchanged
         self.append(entry)
+        self._undo.append(before)
         self.scalar_state = scalars
         # Rows may skip all missed steps only if none of these steps changes an idle row.
         if self.idle_rows_unchanged:

@@ -244,7 +244,7 @@ class RowOptimizer(_Optimizer):
         for _, table, _ in gradients:
             refuse_unsynchronized(table)
         reasons = find_reasons(self.rule, gradients, self.param_groups)
-        equal = self._prepare_replicas([(group, table) for group, table, _ in gradients])
+        equal = self._prepare_replicas(gradients)
         dense, pending_steps = [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if isinstance(gradient, RowGradient) and reason is None:
@@ -273,23 +273,23 @@ class RowOptimizer(_Optimizer):
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
 
-    def _prepare_replicas(self, tables: list[tuple[ParamGroup, Table]]) -> list[Table]:
+    def _prepare_replicas(self, gradients: list[TableGradient]) -> list[Table]:
         """Prepare a step of replicated tables; return those whose replicas are known to be equal.
 
         The tables are prepared in the same order on all ranks, even if the ranks list their
         parameters in different orders.
         """
-        pairs = [
+        prepared = [
             (replicas, group, table)
-            for group, table in tables
+            for group, table, _ in gradients
             if (replicas := table.replicas) is not None
         ]
-        for replicas, group, table in sorted(pairs, key=lambda pair: pair[0].path):
+        for replicas, group, table in sorted(prepared, key=lambda each: each[0].path):
             loaded = self.state.get(table, {}) if table in self._loaded else None
             replicas.prepare_step(table, self._describe_options(group), loaded)
         if self._loaded:
-            self._loaded -= {table for _, table in tables}
-        return [table for _, _, table in pairs if table.has_equal_replicas]
+            self._loaded -= {table for _, table, _ in gradients}
+        return [table for _, _, table in prepared if table.has_equal_replicas]
 
     def _describe_options(self, group: ParamGroup) -> dict[str, str]:
         """Return the optimizer's name and its options as text, to compare them between ranks."""
