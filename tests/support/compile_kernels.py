@@ -97,7 +97,7 @@ def compile_kernel(kernel, constants, slot_count, form, dtype, target, columns):
         types["rows"] = "*i32"
     if kernel.__name__ == "look_up":
         types["ids"] = "*i64"
-    types |= {"slots": (item,) * slot_count, "arrays": array_types(form)}
+    types |= {"slots": (item,) * slot_count, "arrays": array_types(form), "scales": entry}
     signature = {
         name: "constexpr" if name in constants else types[name] for name in kernel.arg_names
     }
@@ -151,8 +151,9 @@ def compile_all(targets, only, dtypes, columns):
     for target in targets:
         for dtype in dtypes:
             for kernel in (rows.sum_chunks, rows.merge):
-                if only is None:
-                    yield record(kernel, "", {}, {"AHEAD": AHEAD}, 0, "", dtype, target, columns)
+                for settings in ({"scales": None}, {}) if only is None else ():
+                    constants = {"AHEAD": AHEAD, **settings}
+                    yield record(kernel, "", {}, constants, 0, "", dtype, target, columns)
             for name, options in OPTIMIZERS:
                 if only is not None and name not in only:
                     continue
@@ -177,6 +178,8 @@ def record(kernel, name, options, constants, slot_count, form, dtype, target, co
     title = kernel.__name__
     if title == "step" and "addresses" not in constants:
         title = "step of several tables,"
+    if title in ("sum_chunks", "merge") and "scales" not in constants:
+        title += " with scales"
     begin = time.perf_counter()
     found = compile_kernel(kernel, constants, slot_count, form, dtype, target, columns)
     settings = ",".join(f"{option}={value}" for option, value in options.items())

@@ -55,8 +55,10 @@ def _group_ids() -> Any:
     return group_ids
 
 
-def sum_by_row(grads: GroupedGradients) -> Tensor:
+def sum_by_row(grads: GroupedGradients, scale_by_frequency: bool = False) -> Tensor:
     """Return the sum of the gradients of each row, (R, D).
+
+    With `scale_by_frequency`, divide each gradient by the number of gradients of its row.
 
     The sums equal the rows of the dense gradient of `torch.nn.functional.embedding` bit for bit.
     For each sum, the gradients are added to 0 in batch order, and every addition is rounded to the
@@ -64,10 +66,12 @@ def sum_by_row(grads: GroupedGradients) -> Tensor:
     """
     values = grads.values
     sums: Tensor
-    if not (devices.is_on_cpu(values) and values.dtype in COMPILED_DTYPES):
+    has_kernel = devices.is_on_cpu(values) and values.dtype in COMPILED_DTYPES
+    if scale_by_frequency or not has_kernel:
         # Call torch's own kernel as if the table had R rows instead of V.
         inverse, count = grads.ids.inverse, len(grads.ids.rows)
-        sums = torch.ops.aten.embedding_dense_backward(values, inverse, count, -1, False)
+        backward = torch.ops.aten.embedding_dense_backward
+        sums = backward(values, inverse, count, -1, scale_by_frequency)
         return sums
     from hotrow.kernels.cpu.grouping import sum_rows  # imports numba
 

@@ -108,16 +108,18 @@ def take_bad_id(device: torch.device) -> BadId | None:
     return id_check(device).take_error()
 
 
-def merge_rows(grads: GroupedGradients) -> GroupedGradients:
+def merge_rows(grads: GroupedGradients, scale_by_frequency: bool = False) -> GroupedGradients:
     """Sum the gradients of each id, and return gradients in which each id occurs once.
+
+    With `scale_by_frequency`, divide each gradient by the number of times its id occurs.
 
     See `grouping.sum_by_row`. On a GPU with Triton kernels, the result still has N rows, because
     only the device knows how many ids are distinct. Unused rows are 0, and their id is -1. If an id
     has more than 32 gradients, the Triton kernels add them in chunks of 32.
     """
     if devices.has_triton_kernels(grads.values):
-        return gpu.merge(grads)
-    return GroupedGradients(grads.ids, sum_by_row(grads))
+        return gpu.merge(grads, scale_by_frequency)
+    return GroupedGradients(grads.ids, sum_by_row(grads, scale_by_frequency))
 
 
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:

@@ -165,23 +165,14 @@ def row_gradient(
     if isinstance(ids, Tensor) and devices.is_on_gpu(ids):
         ids = find_distinct(ids, shape[1 if columns else 0])
     rows = gradient.reshape(-1, shape[0 if columns else 1]) if gradient.ndim != 2 else gradient
-    is_merged = options.scale_by_frequency and not isinstance(ids, DeviceIds)
-    if is_merged:
-        if not isinstance(ids, DistinctIds):
-            ids = find_distinct(ids, shape[1 if columns else 0])
-        # torch fuses the division with the sum, so its own function adds the rows of each id.
-        ids, inverse = ids.sort()
-        rows = torch.ops.aten.embedding_dense_backward(rows, inverse, len(ids), -1, True)
-    elif options.scale_by_frequency:
-        assert isinstance(ids, DeviceIds)
-        rows = rows / ids.frequencies().unsqueeze(-1)
     if options.padding_idx >= 0 and isinstance(ids, DeviceIds):
         ids = ids.without(options.padding_idx)
     elif options.padding_idx >= 0:
         ids = ids.ids() if isinstance(ids, DistinctIds) else ids
         indices = (ids != options.padding_idx).nonzero()[:, 0]
         ids, rows = ids[indices], rows[indices]
-    return RowGradient(ids, rows, shape, is_merged, columns)
+    result = RowGradient(ids, rows, shape, columns=columns)
+    return result.merge(scale_by_frequency=True) if options.scale_by_frequency else result
 
 
 class _DifferentiableRowGradient(torch.autograd.Function):

@@ -130,11 +130,11 @@ class RowGradient(Tensor):
         """V, the number of rows that ids can select."""
         return self.shape[int(self.row_storage.columns)]
 
-    def merge(self) -> RowGradient:
-        """Sum rows that have the same id, in place and in batch order."""
+    def merge(self, scale_by_frequency: bool = False) -> RowGradient:
+        """Sum rows that have the same id, in place and in batch order; see `merge_rows`."""
         storage = self.row_storage
         if not storage.is_merged:
-            merged = merge_rows(self.group())
+            merged = merge_rows(self.group(), scale_by_frequency)
             ids: Tensor | DistinctIds = merged.ids
             rows = merged.values
             if not isinstance(ids, DeviceIds):

@@ -244,7 +244,7 @@ def read_rows(table: Tensor, batch: DeviceIds) -> Tensor:
     return _look_up(table, batch, state, options)
 
 
-def sum_chunks(batch: DeviceIds, values: Tensor) -> Tensor:
+def sum_chunks(batch: DeviceIds, values: Tensor, scales: Tensor | None = None) -> Tensor:
     """For each id that occurs more than CHUNK times, sum its gradients in chunks of CHUNK."""
     from hotrow.kernels.triton import rows as kernels
 
@@ -254,15 +254,17 @@ def sum_chunks(batch: DeviceIds, values: Tensor) -> Tensor:
     ids, order = batch.sorted
     sums = values.new_empty(2 * (count // CHUNK + 1), columns)
     kernels.sum_chunks[(count,)](
-        ids, order, values, sums, count, columns, AHEAD=AHEAD, **block_options(columns)
+        ids, order, values, scales, sums, count, columns, AHEAD=AHEAD, **block_options(columns)
     )
     return sums
 
 
-def merge(grads: GroupedGradients) -> GroupedGradients:
+def merge(grads: GroupedGradients, scale_by_frequency: bool = False) -> GroupedGradients:
     """Return the sum of each id's gradients, in N rows, without waiting for the device.
 
-    Unused rows are 0, and their id is -1.
+    Unused rows are 0, and their id is -1. With `scale_by_frequency`, divide each gradient by the
+    number of times its id occurs. As in torch, this multiplies by the reciprocal, and fuses the
+    multiplication with the addition.
     """
     from hotrow.kernels.triton import rows as kernels
 
@@ -271,11 +273,14 @@ def merge(grads: GroupedGradients) -> GroupedGradients:
     if batch.is_merged or not count:
         return grads
     ids, order = batch.sorted
-    rows, merged = torch.empty_like(ids), torch.empty_like(values)
+    rows, merged, scales = torch.empty_like(ids), torch.empty_like(values), None
+    if scale_by_frequency:
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+        scales = batch.frequencies().double().reciprocal().to(dtype)
     with on_device(values):
-        sums = sum_chunks(batch, values)
+        sums = sum_chunks(batch, values, scales)
         kernels.merge[(count,)](
-            ids, order, values, sums, rows, merged, count, columns, AHEAD=AHEAD,
+            ids, order, values, scales, sums, rows, merged, count, columns, AHEAD=AHEAD,
             **block_options(columns),
         )  # fmt: skip
     return GroupedGradients(DeviceIds(rows, rows.shape, is_merged=True), merged)

@@ -19,7 +19,7 @@ import triton.language as tl
 from hotrow.kernels.triton import batch as batch_module
 from hotrow.kernels.triton import id_check
 from hotrow.kernels.triton.closed_forms import advance
-from hotrow.kernels.triton.rule_math import add, is_low, widen
+from hotrow.kernels.triton.rule_math import add, axpy, is_low, widen
 
 CHUNK = tl.constexpr(batch_module.CHUNK)
 NO_BAD_ID = tl.constexpr(id_check.NO_BAD_ID)
@@ -214,10 +214,13 @@ def place_of(i, is_first):
 
 
 @triton.jit
-def add_gradients(grads, order, begin, end, columns, column, inside, zero, AHEAD: tl.constexpr):
+def add_gradients(
+    grads, order, scales, begin, end, columns, column, inside, zero, AHEAD: tl.constexpr
+):  # fmt: skip
     """Return the sum of grads[order[begin:end]] in this order, starting at 0.
 
-    Each addition is rounded to the gradient's dtype. AHEAD gradients are loaded at once.
+    With `scales`, multiply each gradient by its scale. Each addition, with the multiplication, is
+    rounded once to the gradient's dtype. AHEAD gradients are loaded at once.
     """
     total = zero
     for k in range(begin, end, AHEAD):
@@ -225,12 +228,18 @@ def add_gradients(grads, order, begin, end, columns, column, inside, zero, AHEAD
             exists = k + u < end
             position = tl.load(order + k + u, mask=exists, other=0).to(tl.int64)
             g = tl.load(grads + position * columns + column, mask=inside & exists, other=0)
-            total = tl.where(exists, add(total, g), total)
+            if scales is None:
+                total = tl.where(exists, add(total, g), total)
+            else:
+                scale = tl.load(scales + position, mask=exists, other=0)
+                total = tl.where(exists, axpy(total, g, scale), total)
     return total
 
 
 @triton.jit(do_not_specialize=["count"])
-def sum_chunks(ids, order, grads, sums, count, columns, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+def sum_chunks(
+    ids, order, grads, scales, sums, count, columns, BLOCK: tl.constexpr, AHEAD: tl.constexpr
+):  # fmt: skip
     """For each id that occurs more than CHUNK times, store the sums of its chunks."""
     i = tl.program_id(0)
     row = tl.load(ids + i)
@@ -247,14 +256,16 @@ def sum_chunks(ids, order, grads, sums, count, columns, BLOCK: tl.constexpr, AHE
                 column = start + tl.arange(0, BLOCK)
                 inside = column < columns
                 zero = tl.zeros([BLOCK], grads.dtype.element_ty)
-                total = add_gradients(grads, order, i, end, columns, column, inside, zero, AHEAD)
+                total = add_gradients(
+                    grads, order, scales, i, end, columns, column, inside, zero, AHEAD
+                )
                 at = place_of(i, i == begin) * columns + column
                 tl.store(sums + at, total, mask=inside)
 
 
 @triton.jit
 def sum_row(
-    ids, order, grads, sums, i, row, count, columns, column, inside,
+    ids, order, grads, scales, sums, i, row, count, columns, column, inside,
     zero, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Return the sum of the gradients of the id whose first position is i."""
@@ -269,13 +280,13 @@ def sum_row(
                 total = tl.where(j < end, add(total, g), total)
     else:
         end = short_end(ids, i, row, count)
-        total = add_gradients(grads, order, i, end, columns, column, inside, zero, AHEAD)
+        total = add_gradients(grads, order, scales, i, end, columns, column, inside, zero, AHEAD)
     return total
 
 
 @triton.jit(do_not_specialize=["count"])
 def merge(
-    ids, order, grads, sums, rows, values, count, columns,
+    ids, order, grads, scales, sums, rows, values, count, columns,
     BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """If i is an id's first position, set rows[i] to the id and values[i] to its gradients' sum.
@@ -292,8 +303,9 @@ def merge(
         total = tl.zeros([BLOCK], grads.dtype.element_ty)
         if is_first:
             total = sum_row(
-                ids, order, grads, sums, i, row, count, columns, column, inside, total, AHEAD
-            )
+                ids, order, grads, scales, sums, i, row, count, columns, column, inside, total,
+                AHEAD,
+            )  # fmt: skip
         tl.store(values + i.to(tl.int64) * columns + column, total, mask=inside)
 
 
@@ -342,7 +354,7 @@ def step(
                 w = tl.load(table + at, mask=inside, other=0)
                 state = load_all(slots, at, inside)
                 g = sum_row(
-                    ids, order, grads, sums, i, row_id, count, columns, column, inside,
+                    ids, order, grads, None, sums, i, row_id, count, columns, column, inside,
                     tl.zeros_like(w), AHEAD,
                 )  # fmt: skip
                 w, state, _ = settle_block(
