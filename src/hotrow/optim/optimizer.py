@@ -216,25 +216,37 @@ class RowOptimizer(_Optimizer):
         return loss
 
     def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:
-        on_disk = any(table.backing is not None for _, table in tables)
-        # No save may contain the state of a step that fails.
-        with ExclusiveAccess() if on_disk else nullcontext():
-            try:
-                self._take_steps(tables)
-            except BaseException:
-                for _, table in tables:
-                    lag = table.lag
-                    # As in torch, the initial state depends on the first step's options.
-                    if isinstance(lag, RowLag) and lag.replaced is not None:
-                        with ExclusiveAccess():
-                            lag.discard()
-                        run = last_run(table)
-                        if run is None or run.state is not self.state.get(table):
-                            self.state.pop(table, None)
-                raise
+        if any(table.backing is not None for _, table in tables):
+            with ExclusiveAccess():  # no save may contain the state of a step that fails
+                self._step_or_undo(tables)
+        else:
+            self._step_or_undo(tables)
+
+    def _step_or_undo(self, tables: list[tuple[ParamGroup, Table]]) -> None:
+        try:
+            self._take_steps(tables)
+        except BaseException:
+            with ExclusiveAccess():
+                self._discard_new_state(tables)
+            raise
+
+    def _discard_new_state(self, tables: list[tuple[ParamGroup, Table]]) -> None:
+        """Remove the state that a failed first step has created.
+
+        As in torch, the initial state depends on the options of the first step.
+        """
+        for _, table in tables:
+            lag = table.lag
+            if isinstance(lag, RowLag) and lag.replaced is not None:
+                lag.discard()
+                run = last_run(table)
+                if run is None or run.state is not self.state.get(table):
+                    self.state.pop(table, None)
 
     def _take_steps(self, tables: list[tuple[ParamGroup, Table]]) -> None:
-        numeric_groups = {id(group): self._numeric(group) for group in self.param_groups}
+        numeric_groups = {
+            id(group): numeric_group(group, self.defaults) for group in self.param_groups
+        }
         with torch._C.DisableTorchFunctionSubclass():  # saves a call for each access to `.grad`
             gradients = [
                 (numeric_groups[id(group)], table, gradient)
@@ -284,11 +296,12 @@ class RowOptimizer(_Optimizer):
             for group, table, _ in gradients
             if (replicas := table.replicas) is not None
         ]
+        if not prepared and not self._loaded:
+            return []
         for replicas, group, table in sorted(prepared, key=lambda each: each[0].path):
             loaded = self.state.get(table, {}) if table in self._loaded else None
             replicas.prepare_step(table, self._describe_options(group), loaded)
-        if self._loaded:
-            self._loaded -= {table for _, table, _ in gradients}
+        self._loaded -= {table for _, table, _ in gradients}
         return [table for _, _, table in prepared if table.has_equal_replicas]
 
     def _describe_options(self, group: ParamGroup) -> dict[str, str]:

@@ -40,8 +40,10 @@ def numeric_group(group: ParamGroup, defaults: ParamGroup) -> ParamGroup:
 
     Like torch, take Adagrad's `initial_accumulator_value` from the optimizer's defaults.
     """
-    group = group | {name: defaults[name] for name in _FROM_DEFAULTS if name in defaults}
+    group = {**group}
     group.pop("params", None)
+    if _FROM_DEFAULTS in defaults:
+        group[_FROM_DEFAULTS] = defaults[_FROM_DEFAULTS]
     for key, value in group.items():
         if isinstance(value, Tensor) and value.numel() == 1:
             keep = key in _TENSOR_OPTIONS
@@ -49,7 +51,7 @@ def numeric_group(group: ParamGroup, defaults: ParamGroup) -> ParamGroup:
     return group
 
 
-_FROM_DEFAULTS = ("initial_accumulator_value",)
+_FROM_DEFAULTS = "initial_accumulator_value"
 _TENSOR_OPTIONS = "lr", "weight_decay"
 
 

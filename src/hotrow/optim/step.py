@@ -20,13 +20,14 @@ def step_together(steps: Sequence[TableStep]) -> None:
     if devices.is_capturing(steps[0][0].values):
         graphs.capture(steps)
         return
-    for lag, _, _ in steps:
+    lags = [lag for lag, _, _ in steps]
+    for lag in lags:
         lag.raise_earlier_error()
     _share_new_ledgers(steps)
     by_ledger: dict[tuple[int, int], list[TableStep]] = {}
     for each in steps:
         by_ledger.setdefault((id(each[0].ledger), id(each[1])), []).append(each)
-    with ExclusiveAccess(*(lag for lag, _, _ in steps)):
+    with ExclusiveAccess(*lags):
         lengths: dict[Ledger, int] = {}
         try:
             for same_ledger in by_ledger.values():
@@ -47,9 +48,9 @@ def step_together(steps: Sequence[TableStep]) -> None:
                     lag.write_scalars(scalars)
                     lag.group_options = group
         except BaseException:
-            _undo_step([lag for lag, _, _ in steps], lengths)
+            _undo_step(lags, lengths)
             raise
-    finish_step([lag for lag, _, _ in steps])
+    finish_step(lags)
 
 
 def _undo_step(lags: Sequence[RowLag], lengths: Mapping[Ledger, int]) -> None:

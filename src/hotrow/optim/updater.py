@@ -131,7 +131,8 @@ def step_together(
     summed in the table's dtype. If `is_recorded` is false, the kernels become part of a CUDA graph,
     and the entry is recorded before each replay instead.
     """
-    step_count = tables[0][0].ledger.length
+    ledger = tables[0][0].ledger
+    step_count = ledger.length
     end_step = step_count - 1 if is_recorded else step_count
     step_rows_together(
         [(*updater._prepare(end_step, step_count), grads) for updater, grads in tables]
@@ -139,5 +140,6 @@ def step_together(
     if not is_recorded:
         return
     for updater, _ in tables:
-        updater._prepare_look_up()
+        if not ledger.idle_rows_unchanged:  # otherwise, lookups don't settle rows
+            updater._prepare_look_up()
         updater.has_stepped = True
