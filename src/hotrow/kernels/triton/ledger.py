@@ -55,6 +55,8 @@ class DeviceLedger:
             self._upload(self.entries, entries, slice(self._entry_count, len(entries)))
             self._entry_count = len(entries)
         if fast_forward is not self._fast_forward:
+            for replaced in self.arrays:
+                self._keep_until_used(replaced)
             self._fast_forward, self._end_step, self._numbers, self.arrays = fast_forward, 0, (), ()
         if not steps.coefficients or (self._end_step == steps.end_step and self._numbers):
             return
@@ -87,6 +89,7 @@ class DeviceLedger:
         known, copy = self._addresses.get(columns, (None, self.clock))
         if known != addresses:
             values = np.array(addresses)
+            self._keep_until_used(copy)
             copy = torch.empty(values.shape, dtype=torch.int64, device=self._device)
             self._upload(copy, values, slice(0, len(values)))
             self._addresses[columns] = addresses, copy
@@ -106,7 +109,13 @@ class DeviceLedger:
         larger = copy.new_zeros(max(self.capacity, length), *shape)
         if copy.shape[1:] == shape:
             larger[: len(copy)] = copy
+        self._keep_until_used(copy)
         return larger
+
+    def _keep_until_used(self, replaced: Tensor) -> None:
+        """Let no other stream reuse this memory before the current stream has read it."""
+        if replaced.is_cuda:
+            replaced.record_stream(torch.cuda.current_stream(self._device))
 
     def _upload(self, copy: Tensor, values: NDArray[Any], change: slice) -> None:
         """Copy the changed items to the device, without waiting for it."""
