@@ -245,6 +245,48 @@ def a_bad_id_raises_and_changes_nothing() -> None:
     assert torch.equal(layer.weight.detach(), twin.weight.detach())
 
 
+def a_pending_bad_id_is_found_before_a_state_dict() -> None:
+    """Save the state, or step only one of two tables, while the GPU has not seen a bad id yet."""
+    saves = lambda layers, optimizer: optimizer.state_dict()  # noqa: E731
+    splits = lambda layers, optimizer: train(layers[1], optimizer, batches(1))  # noqa: E731
+    for change in (saves, splits):
+        layers, optimizer = make_two_tables()
+        twins, other = make_two_tables()
+        try:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(10**9)  # about half a second
+            layers[0](torch.tensor([1, ROWS + 3], device="cuda")).sum().backward()
+            layers[1](torch.tensor([1], device="cuda")).sum().backward()
+            optimizer.step()
+            change(layers, optimizer)
+        except HotrowError as error:
+            message = str(error)
+        else:
+            message = "no error"
+        assert f"input[1] = {ROWS + 3}" in message, message
+        for ours, twin in zip(layers, twins, strict=True):
+            assert torch.equal(ours.weight.detach(), twin.weight.detach())
+            found, expected = optimizer.state[ours.weight], other.state[twin.weight]
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+            for layer, each in ((ours, optimizer), (twin, other)):
+                train(layer, each, batches(2))
+            assert torch.equal(ours.weight.detach(), twin.weight.detach())
+
+
+def make_two_tables() -> tuple[Any, Any]:
+    """Return two tables that have taken five steps together, and their optimizer."""
+    layers: Any = nn.ModuleList([initial_layer(), initial_layer()]).to("cuda")
+    layers = hotrow.convert(layers, min_entries=0)
+    optimizer = hotrow.optim.AdamW(layers.parameters(), weight_decay=0.1)
+    for ids, gradient in batches(5):
+        optimizer.zero_grad()
+        for layer in layers:
+            layer(ids).backward(gradient)
+        optimizer.step()
+    optimizer.zero_grad()
+    return layers, optimizer
+
+
 def a_graph_replays_steps() -> None:
     """Capture a step in a CUDA graph, replay it, and compare with steps without a graph."""
     for name, options in OPTIMIZERS:
@@ -406,6 +448,7 @@ CHECKS: tuple[Callable[[], str | None], ...] = (
     duplicates_add_in_chunks_of_32,
     a_step_never_waits,
     a_bad_id_raises_and_changes_nothing,
+    a_pending_bad_id_is_found_before_a_state_dict,
     a_graph_replays_steps,
     an_alias_shows_dense_values,
     backward_keeps_rows_unmerged,

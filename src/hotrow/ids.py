@@ -299,9 +299,9 @@ def _check_range(ids: Tensor, rows: int, name: str) -> None:
             raise _range_error(ids, rows, name)
 
 
-def raise_bad_id(device: torch.device) -> None:
+def raise_bad_id(device: torch.device, wait: bool = False) -> None:
     """Raise an error if an earlier GPU lookup found an invalid id. See `take_bad_id`."""
-    bad_id = take_bad_id(device)
+    bad_id = take_bad_id(device, wait)
     if bad_id is None:
         return
     position, shape, row_count, ids = bad_id

@@ -228,6 +228,7 @@ def use_fake_cuda(monkeypatch):
         "is_available": lambda: True,
         "device_count": lambda: 2,
         "synchronize": lambda device=None: None,
+        "_sleep": lambda cycles: None,
         "empty_cache": lambda: None,
         "mem_get_info": lambda device=None: (1 << 34, 1 << 34),
         "reset_peak_memory_stats": lambda device=None: None,

@@ -98,14 +98,14 @@ def read_rows(table: Tensor, ids: DeviceIds) -> Tensor:
     return gpu.read_rows(table, ids)
 
 
-def take_bad_id(device: torch.device) -> BadId | None:
+def take_bad_id(device: torch.device, wait: bool = False) -> BadId | None:
     """Return and clear the first out-of-range id of the lookups on a GPU, or return None.
 
     After a lookup with an out-of-range id, no kernel changes any row until this function returns
-    the id. The function doesn't wait for kernels, so it can't return the id before the lookup's
-    kernel has run.
+    the id. Without `wait`, the function doesn't wait for kernels, so it can't return the id before
+    the lookup's kernel has run.
     """
-    return id_check(device).take_error()
+    return id_check(device).take_error(wait)
 
 
 def merge_rows(grads: GroupedGradients, scale_by_frequency: bool = False) -> GroupedGradients:

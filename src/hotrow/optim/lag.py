@@ -27,7 +27,7 @@ from hotrow.optim.updater import RowUpdater
 from hotrow.table.autograd import StorageUses, storage_use_count
 from hotrow.table.parameter import Table
 from hotrow.table.protocols import ChangedFiles
-from hotrow.table.reading import raise_earlier_error
+from hotrow.table.reading import raise_earlier_error, raise_pending_error
 from hotrow.table.row_change import RowChange
 from hotrow.table.stack import caller_stack_level
 
@@ -302,6 +302,10 @@ class RowLag:
         if self._is_on_gpu:
             raise_earlier_error(self.values.device)
 
+    def raise_pending_error(self) -> None:
+        """Wait for the table's GPU, and raise the error of an earlier lookup."""
+        raise_pending_error(self.values)
+
     def undo_stopped_steps(self) -> None:
         """Undo the steps that the device did not run because an id was out of range."""
         self.ledger.undo_stopped_steps()
@@ -367,6 +371,7 @@ class RowLag:
         backing = self.table.backing
         if backing is not None:
             self.check_unused_state("change the rows of")
+        self.raise_pending_error()
         unused = self.unused_state()
         with ExclusiveAccess(self):
             self.drop_updater()  # its references would count as aliases
@@ -422,6 +427,7 @@ class RowLag:
 
     def unfreeze(self, rows: Tensor) -> None:
         """Unfreeze these rows, so that later steps change them again."""
+        self.raise_pending_error()
         self.row_steps[rows] = self.ledger.length
         self.was_written = True  # `finish_write` leaves frozen rows alone
 
@@ -480,6 +486,8 @@ class RowLag:
             if self.is_closed:
                 return
             self.settle_all()
+            # A closed lag can't undo stopped steps. The wait also lets its memory be freed.
+            self.raise_pending_error()
             self._detach()
 
     def _detach(self) -> None:

@@ -137,11 +137,15 @@ class Ledger:
 
         This function waits for the device.
         """
-        self.undo(min((int(copy.clock) for copy in self._copies.values()), default=self.length))
+        self.undo(self.length)
         self._undo.clear()
 
     def undo(self, length: int) -> None:
-        """Remove all entries after the first `length`, if they are among the last steps."""
+        """Remove all entries after the first `length`, if they are among the last steps.
+
+        This also removes steps that the device did not run. It waits for the device.
+        """
+        length = min([length, *(int(copy.clock) for copy in self._copies.values())])
         if not 0 < self.length - length <= len(self._undo):
             return
         while self.length > length:

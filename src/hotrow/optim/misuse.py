@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 from hotrow.errors import HotrowError
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
+from hotrow.table.reading import raise_pending_error
 from hotrow.table.stack import caller_stack_level
 
 _warned: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -73,6 +74,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         ]
         for table in tables:
             _refuse_table(optimizer, table)
+            raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
         if not tables or optimizer in _warned:
             return

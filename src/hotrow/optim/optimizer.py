@@ -52,6 +52,7 @@ from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
 from hotrow.table.protocols import Backing
+from hotrow.table.reading import raise_pending_error
 from hotrow.table.row_change import trim_storage
 
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
@@ -266,6 +267,7 @@ class RowOptimizer(_Optimizer):
                 continue
             if not isinstance(gradient, RowGradient):
                 table.dense_step = table.dense_step or self._count
+            raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.close_lag()
             dense.append((group, table, gradient))
         if dense or self._has_other_gradients():

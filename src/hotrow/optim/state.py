@@ -16,6 +16,9 @@ class StateLag(Protocol):
 
     was_written: bool
 
+    def raise_pending_error(self) -> None:
+        """Wait for the table's GPU, and raise the error of an earlier lookup."""
+
     def settle_all(self) -> None:
         """Settle all rows, so that the state equals torch's."""
 
@@ -46,6 +49,7 @@ class RowState(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         lag = self.lag
         if lag is not None:
+            lag.raise_pending_error()
             lag.settle_all()
         value = dict.__getitem__(self, name)
         is_alias = _has_rows(value)

@@ -27,6 +27,10 @@ def step_together(steps: Sequence[TableStep]) -> None:
     by_ledger: dict[tuple[int, int], list[TableStep]] = {}
     for each in steps:
         by_ledger.setdefault((id(each[0].ledger), id(each[1])), []).append(each)
+    for same_ledger in by_ledger.values():
+        lag = same_ledger[0][0]
+        if len(same_ledger) < lag.ledger.table_count:
+            lag.raise_pending_error()  # a split ledger can't undo stopped steps
     with ExclusiveAccess(*lags):
         lengths: dict[Ledger, int] = {}
         try:

@@ -145,10 +145,24 @@ def _gpu_reader(
     return read, batch
 
 
-def raise_earlier_error(device: torch.device) -> None:
-    """If an earlier GPU lookup failed, undo the steps that it stopped, and raise its error."""
+def raise_pending_error(table: Tensor) -> None:
+    """Wait for the table's GPU, and raise the error of an earlier lookup.
+
+    Until Python finds an invalid id, it counts steps that the GPU has stopped. So call this
+    function before Python's step counts are saved or stored on the GPU, and before an operation
+    that the invalid id wouldn't stop.
+    """
+    if devices.is_on_gpu(table) and not devices.is_capturing(table):
+        raise_earlier_error(table.device, wait=True)
+
+
+def raise_earlier_error(device: torch.device, wait: bool = False) -> None:
+    """If an earlier GPU lookup failed, undo the steps that it stopped, and raise its error.
+
+    Without `wait`, this function finds only the errors of lookups that have already run.
+    """
     try:
-        raise_bad_id(device)
+        raise_bad_id(device, wait)
     except HotrowError:
         for table in all_tables():
             if table.lag is not None and table.device == device:

@@ -47,16 +47,18 @@ class IdCheck:
         self._look_ups.append((self._count, batch.shape, row_count, batch.original))
         return self._count
 
-    def take_error(self) -> BadId | None:
+    def take_error(self, wait: bool = False) -> BadId | None:
         """Return the first bad id and clear it, or return None if there is none so far.
 
-        This function waits for the device only if there is a bad id. It then waits for all streams:
-        their steps must see the bad id before it is cleared.
+        Without `wait`, this function waits for the device only if there is a bad id. It then waits
+        for all streams: their steps must see the bad id before it is cleared.
         """
-        if not self._has_bad_id[0]:
+        if not wait and not self._has_bad_id[0]:
             return None
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        if not self._has_bad_id[0]:
+            return None
         number, position = divmod(int(self.bad_id), 1 << POSITION_BITS)
         self.bad_id.fill_(NO_BAD_ID)
         self._has_bad_id[0] = 0
