@@ -261,6 +261,13 @@ EXTREME_ROWS = [
     ("SGD", {"lr": 0.1, "weight_decay": 0.5}, float("inf")),
     ("SGD", {"lr": 0.1, "weight_decay": 0.5, "momentum": 0.9}, float("inf")),
     ("SGD", {"lr": 0.1, "weight_decay": 9.99}, float("nan")),
+    ("SGD", {"lr": 1.0, "weight_decay": 1.0}, float("nan")),  # the factor is 0
+    ("SGD", {"lr": 1.0, "weight_decay": 1.0}, float("inf")),
+    ("SGD", {"lr": 1.0, "weight_decay": 1.0, "momentum": 0.9}, float("nan")),
+    ("ASGD", {"lr": 0.5, "lambd": 0.0, "weight_decay": 2.0}, float("nan")),
+    ("ASGD", {"lr": 0.5, "lambd": 2.0}, float("inf")),
+    # the product of two steps has a 0 on its diagonal
+    ("SGD", {"lr": 0.5, "weight_decay": 1.0, "momentum": 0.5}, float("nan")),
     ("SGD", {"lr": 1e-6, "momentum": 1e3}, 1.0),
     ("ASGD", {"lr": 0.5, "lambd": 0.5, "t0": 10}, float("inf")),
     ("RMSprop", {"alpha": 1e-3}, "overflow"),

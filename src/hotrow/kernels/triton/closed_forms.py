@@ -111,7 +111,7 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
     may_skip = (end_step - t >= MIN_LINEAR_STEPS) & (t >= tl.load(numbers).to(tl.int32))
     root_count = tl.load(numbers + 1).to(tl.int32)
     is_centered = tl.load(numbers + 2).to(tl.int32)
-    unusual = tl.abs(w) == INFINITY
+    unusual = (tl.abs(w) < INFINITY) == 0
     is_nan = w != w
     for b in tl.static_range(n - 1):
         is_nan = is_nan & (slots[b] != slots[b])
@@ -124,7 +124,8 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
             wrong = wrong | ((tl.abs(slots[b]) == INFINITY) & (root_count == 0))
         if b == 1:
             wrong = wrong | ((slots[0] < slots[1] * slots[1]) & (is_centered != 0))
-        unusual = unusual | (wrong & (is_nan == 0))
+        unusual = unusual | wrong
+    unusual = unusual & (is_nan == 0)
     if may_skip & (tl.max((unusual & inside).to(tl.int32), 0) == 0):
         begin = t
         zero = tl.load(numbers) * 0
@@ -150,8 +151,8 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
             for b in tl.static_range(n):
                 scale = product[a * (n + 1) + b]
                 overflow = overflow + scale * 0
-                # 0 * inf would be NaN, but a replay produces no NaN here.
-                total = tl.where(scale != 0, total + scale * old[b], total)
+                # Skip 0 * inf outside the diagonal, because a replay would not produce this NaN.
+                total = tl.where((scale != 0) | (a == b), total + scale * old[b], total)
             source = w if a == 0 else slots[a - 1]
             new = new + (tl.where(overflow == 0, total.to(dtype), source),)
         w = new[0]

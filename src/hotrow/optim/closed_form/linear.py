@@ -14,11 +14,11 @@ rounding errors per block.
 
 Infinite and NaN values need four rules. A diagonal that would underflow keeps a magnitude of at
 least `MIN_SHRINK`, because 0 would turn an infinite mean square into 0. If the product overflows,
-one step is replayed, and the next product is shorter. Steps of a row with an infinite weight are
-replayed too, because torch may compute inf - inf. So are the steps of a row whose state is not
-usable: torch divides the zero gradient by the root of a mean square, so the weight becomes NaN if
-the mean square is NaN or negative. Once the weight and its whole state are NaN, the matrices apply
-again. Only the first slot may be infinite, if it is a mean square.
+one step is replayed, and the next product is shorter. Steps of a row with an infinite or NaN weight
+are replayed too, because torch may compute inf - inf or 0 * NaN. So are the steps of a row whose
+state is not usable: torch divides the zero gradient by the root of a mean square, so the weight
+becomes NaN if the mean square is NaN or negative. Once the weight and its whole state are NaN, the
+matrices apply again. Only the first slot may be infinite, if it is a mean square.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
     unusual = 0  # counting without an early exit lets LLVM vectorize the loops
     for j in range(width):
         old[0, j] = w[j]
-        unusual += abs(w[j]) == np.inf
+        unusual += not abs(w[j]) < np.inf
     if len(slots) > 0:  # numba can't compile indexing into an empty tuple
         for b in range(n - 1):
             for j in range(width):
@@ -111,14 +111,15 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
             numbers = 0
             for a in range(n):
                 numbers += old[a, j] == old[a, j]
-            if numbers == 0:  # the loops above have counted each slot
-                unusual -= root_count + n - 1 - min(root_count, 1)
+            if numbers == 0:  # the loops above have counted the weight and each slot
+                unusual -= root_count + n - min(root_count, 1)
         if unusual:
             return t
     for a in range(n):
         for b in range(n):
             scale = factors[a * n + b]
-            if scale != 0:  # avoid the NaN from 0 * inf; a replay would not produce it
+            # Skip 0 * inf outside the diagonal, because a replay would not produce this NaN.
+            if a == b or scale != 0:
                 for j in range(width):
                     new[a, j] += scale * old[b, j]
     for j in range(width):
@@ -242,7 +243,7 @@ class LinearRecurrence:
             )
         old = w, *slots
         new = [torch.zeros_like(w) for _ in old]
-        unusual = torch.zeros_like(w, dtype=torch.bool)
+        unusual = ~w.isfinite()
         for b, slot in enumerate(slots):
             if b < root_count:
                 unusual |= ~(slot >= 0)
@@ -250,18 +251,18 @@ class LinearRecurrence:
                 unusual |= ~slot.isfinite()
         if is_centered:
             unusual |= slots[0] < slots[1] * slots[1]
-        is_nan = torch.stack(old).isnan().all(0)
-        unusual = torch.where(is_nan, False, unusual) | w.isinf()
+        unusual &= ~torch.stack(old).isnan().all(0)
         reached = torch.from_numpy(in_range).to(w.device) & ~unusual.any(1)
-        for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
+        is_used = (product[..., : self.size] != 0).any(0) | np.eye(self.size, dtype=bool)
+        for a, b in np.argwhere(is_used).tolist():
             factors = product[:, a, b, None]
             if a == b and torch.finfo(w.dtype).tiny > MIN_SHRINK:
                 least = np.where(factors == 0, 0, torch.finfo(w.dtype).tiny)
                 factors = raise_magnitude(factors, least)
             (scale,) = to_columns(factors, w)
             reached &= scale[:, 0].isfinite()
-            # Treat 0 * inf as 0, because a replay would not produce a NaN.
-            new[a] += torch.where(scale == 0, 0, scale * old[b])
+            # Skip 0 * inf outside the diagonal, because a replay would not produce this NaN.
+            new[a] += scale * old[b] if a == b else torch.where(scale == 0, 0, scale * old[b])
         return new[0], tuple(new[1:]), reached
 
     def _add_entry(self, i: int, entry: tuple[float, ...]) -> None:
