@@ -512,6 +512,28 @@ def test_a_loaded_state_with_nan_or_negative_values_acts_as_in_torch(name, slot,
     torch.testing.assert_close(*weights, equal_nan=True)
 
 
+def test_steps_before_a_written_state_are_not_replayed_once_weight_decay_starts():
+    weights = []
+    for package in (hotrow.optim, torch.optim):
+        layer = nn.Embedding(ROWS, COLUMNS, _weight=torch.ones(ROWS, COLUMNS))
+        if package is hotrow.optim:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizer = package.Adagrad(layer.parameters(), lr=0.1)
+        for step in range(6):
+            if step == 3:
+                with torch.no_grad():
+                    layer.weight[5] = 50.0
+                optimizer.state[layer.weight]["sum"][5] = -0.5
+                optimizer.param_groups[0]["weight_decay"] = 0.1
+            optimizer.zero_grad()
+            layer(torch.tensor([1])).sum().backward()
+            optimizer.step()
+        weights.append(layer.weight.detach().clone())
+    assert weights[1].isfinite().all()
+    torch.testing.assert_close(*weights)
+
+
 def test_saved_files_contain_only_torch_objects():
     (layers, optimizer), _ = make_runs()
     file = io.BytesIO()

@@ -78,8 +78,15 @@ class Ledger:
         self.table_count = 1
 
     def accepts(self, group: ParamGroup) -> bool:
-        """Return whether this ledger can record a step with the options of `group`."""
-        return self._form(group) == self.form
+        """Return whether this ledger can record a step with the options of `group`.
+
+        A step that changes idle rows can't follow steps that rows may skip: code may have written
+        to a row after the skipped steps, which must not be replayed with the new values.
+        """
+        changes_skipped_rows = (
+            self.length and self.idle_rows_unchanged and not self.rule.idle_rows_unchanged(group)
+        )
+        return self._form(group) == self.form and not changes_skipped_rows
 
     def sharing_key(self, group: ParamGroup) -> tuple[Any, ...]:
         """Return the values that must be equal for tables to share a ledger."""
