@@ -970,8 +970,9 @@ def _() -> None:
     EXECUTION,
     "float16",
     WORKS,
-    "hotrow has no compiled float16 kernels. `eps` must not round to 0 in float16; otherwise, "
-    "torch's Adam turns every idle row into NaN.",
+    "hotrow has no compiled float16 kernels. `eps` must not round to 0 in float16, as the defaults "
+    "of Adam (1e-8) and Adagrad (1e-10) do; otherwise, torch turns every idle row into NaN. hotrow "
+    "keeps these rows.",
 )
 def _() -> None:
     same(
@@ -979,6 +980,18 @@ def _() -> None:
         rtol=0.01,
         atol=0.01,
     )
+    for name in ("Adam", "Adagrad"):
+        for library, finite_rows in ((hotrow.optim, 10), (torch.optim, 2)):
+            layer = nn.Embedding(10, COLUMNS, dtype=torch.float16)
+            if library is hotrow.optim:
+                layer = hotrow.convert(layer, min_entries=0)
+                assert isinstance(layer.weight, Table)
+            optimizer = getattr(library, name)(layer.parameters())
+            for _ in range(20):
+                optimizer.zero_grad()
+                layer(torch.tensor([1, 2])).sum().backward()
+                optimizer.step()
+            assert layer.weight.isfinite().all(1).sum() == finite_rows
 
 
 @feature(
