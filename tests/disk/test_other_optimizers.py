@@ -263,6 +263,78 @@ def test_a_class_whose_files_a_completed_save_dropped_gets_new_files(tmp_path):
             assert_contains(tmp_path / "t", name, weight, state)
 
 
+@pytest.mark.parametrize("name", hotrow.optim.__all__)
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_state_that_replaces_the_last_one_is_saved(name, is_closed, keeps, tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = make(name, store.layer)
+        for t in range(3):
+            step(store.layer, optimizer, t)
+        weight = store.layer.weight
+        state = {key: value + 1 for key, value in optimizer.state[weight].items()}
+        if is_closed:
+            weight.data = weight.data
+        optimizer.state[weight] = state if keeps else copy.deepcopy(state)
+        store.save()
+        assert_contains(tmp_path / "t", name, weight.detach(), state)
+        memory = hotrow.convert(copy.deepcopy(store.layer), min_entries=0)
+        assert type(memory.weight) is Table
+        expected = make(name, memory)
+        expected.state[memory.weight] = copy.deepcopy(state)
+        for t in range(3, 6):
+            step(memory, expected, t)
+            step(store.layer, optimizer, t)
+        store.save()
+        assert_contains(tmp_path / "t", name, memory.weight.detach(), copies(expected))
+
+
+@pytest.mark.parametrize("removal", ["pop", "clear", "empty"])
+def test_a_state_that_was_removed_is_not_saved_silently(removal, tmp_path):
+    weight, state = save_run(tmp_path / "t", "Adam")
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make("Adam", store.layer)
+        step(store.layer, optimizer, 3)
+        if removal == "pop":
+            optimizer.state.pop(store.layer.weight)
+        elif removal == "clear":
+            optimizer.state.clear()
+        else:
+            optimizer.state[store.layer.weight] = {}
+        with pytest.raises(HotrowError, match=r"was removed from optimizer\.state"):
+            store.save()
+    assert_contains(tmp_path / "t", "Adam", weight, state)
+
+
+def test_an_incomplete_state_is_not_saved(tmp_path):
+    weight, state = save_run(tmp_path / "t", "Adam")
+    with disk.open(tmp_path / "t") as store:
+        optimizer = make("Adam", store.layer)
+        step(store.layer, optimizer, 3)
+        incomplete = copies(optimizer)
+        del incomplete["exp_avg"]
+        optimizer.state[store.layer.weight] = incomplete
+        with pytest.raises(HotrowError, match="the optimizer state has no 'exp_avg'"):
+            store.save()
+        assert_contains(tmp_path / "t", "Adam", weight, state)
+        incomplete["exp_avg"] = torch.ones(ROWS, COLUMNS)
+        optimizer.state[store.layer.weight] = incomplete
+        store.save()
+        assert_contains(tmp_path / "t", "Adam", store.layer.weight.detach(), incomplete)
+
+
+def test_an_optimizer_without_state_can_be_cleared(tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = hotrow.optim.SGD(store.layer.parameters(), lr=0.1, weight_decay=0.1)
+        for t in range(4):
+            step(store.layer, optimizer, t)
+            optimizer.state.clear()
+            store.save()
+        weight = store.layer.weight.detach().clone()
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), weight)
+
+
 @pytest.mark.parametrize("name", ["Adagrad", "ASGD", "RMSprop"])
 def test_one_assigned_state_tensor_does_not_silently_replace_the_saved_state(name, tmp_path):
     weight, state = save_run(tmp_path / "t", name)

@@ -38,6 +38,7 @@ from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.lag import RowLag, last_run
+from hotrow.optim.optimizer import RowOptimizer
 from hotrow.table.parameter import Table, all_tables
 from hotrow.table.row_change import RowChange
 
@@ -297,6 +298,10 @@ class Store:
     def save(self, rest: Any = None) -> None:
         """Write all changes to the files atomically.
 
+        The optimizer state is that of the optimizer that last took a step or loaded a state. If
+        you assign a dict to `optimizer.state[weight]` of another optimizer, saves contain it only
+        after that optimizer's first step.
+
         Args:
             rest: other data to save in the same transaction, such as the state dicts of the dense
                 part of the model. It replaces the `rest` of the last save. `torch.save` must be
@@ -304,10 +309,10 @@ class Store:
 
         Raises:
             HotrowError: the disk is full, a write fails, the store is closed, the table was cast or
-                replaced, the step count was changed in place, another program has replaced files,
-                `disk.open` could not read the save, or a signal handler calls `save` during a save
-                or a step. After an error, the folder contains either the previous save or this one,
-                and the changes are still in memory.
+                replaced, the step count was changed in place, the optimizer state was removed or is
+                incomplete, another program has replaced files, `disk.open` could not read the save,
+                or a signal handler calls `save` during a save or a step. After an error, the folder
+                contains either the previous save or this one, and the changes are still in memory.
 
         Cost: the changed pages and `rest` are written twice, because of the journal.
         """
@@ -316,6 +321,9 @@ class Store:
         with ExclusiveAccess():
             self._check_owner()
             self._check_mapping()
+            optimizer = self.table.last_optimizer and self.table.last_optimizer()
+            if isinstance(optimizer, RowOptimizer):
+                optimizer.prepare_save(self.table)
             self._reopen_lag()
             with self._access.exclusive(self.table):
                 self._save(rest_data)

@@ -394,7 +394,8 @@ class RowOptimizer(_Optimizer):
         if table.backing is not None and not state and not isinstance(state, RowState):
             run = last_run(table)
             if run is not None and run.rule is self.rule:
-                if table.last_optimizer is not None and table.last_optimizer() is self:
+                is_last = table.last_optimizer is not None and table.last_optimizer() is self
+                if run.state and is_last:
                     raise HotrowError(
                         "the state of a table on disk was removed from optimizer.state, but it is "
                         "still in the folder",
@@ -404,6 +405,14 @@ class RowOptimizer(_Optimizer):
                 table.last_optimizer = weakref.ref(self)
                 warn_of_missing_state(self, state)
         return state
+
+    def prepare_save(self, table: Table) -> None:
+        """Let the next save of a table on disk contain a state that other code has assigned."""
+        run = last_run(table)
+        for group, each in self._tables():
+            state = self.table_state(table) if each is table else None
+            if state and (run is None or state is not run.state):
+                self._prepare_lag(table, self._numeric(group)).replaced = None
 
     def _drop_initial_state(self) -> None:
         """Drop the state that torch's constructor has created for tables on disk.
