@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from hotrow import convert
@@ -1145,6 +1146,29 @@ def test_jit_trace_of_one_hots_is_correct_for_other_ids(run):
     assert torch.equal(of_ids(ids), expected)
     of_one_hot = torch.jit.trace(run, one_hot(example, 20))
     assert torch.equal(of_one_hot(one_hot(ids, 20)), expected)
+
+
+@pytest.mark.parametrize("prepare", [lambda x: x, lambda x: x * 2, lambda x: (x * 2)[1:]])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x, w: (x.cumsum(0) * x) @ w,
+        lambda x, w: (x * 2) @ w,
+        lambda x, w: x.clone().mul_(2) @ w,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+def test_linearize_of_a_captured_one_hot_matches_torch(prepare, run):
+    w = torch.arange(1.0, 9).reshape(4, 2)
+    found = []
+    for encode in (F.one_hot, one_hot):
+        x = prepare(encode(IDS, 4).float())
+        assert isinstance(x, OneHot) == (encode is one_hot)
+        function = functools.partial(run, x)
+        (out, tangent), graph = torch.func.linearize(function, w), make_fx(function)(w)
+        found.append([out, tangent(w), tangent(2 * w), graph(w), graph(2 * w)])
+    for ours, dense in zip(*found[::-1], strict=True):
+        assert torch.equal(ours, dense)
 
 
 def test_jit_trace_checks_ids():

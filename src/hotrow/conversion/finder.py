@@ -29,7 +29,7 @@ from hotrow.kernels.tracing import (
     has_derivative,
     has_tangent,
     is_compiling,
-    is_jit_tracing,
+    is_tracing,
     never_compile_alone,
 )
 from hotrow.onehot.encoding import ClassIndexError, encode, encode_or_none
@@ -67,7 +67,7 @@ class Finder(TorchFunctionMode):
             return func(*args, **kwargs)
         if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
-        if is_jit_tracing():  # as in `_wrap` of `modules.py`
+        if is_tracing():  # as in `_wrap` of `modules.py`
             return func(*args, **kwargs)
         frame = sys._getframe(1)
         if pattern in _CONSTANTS and not _CONSTANTS[pattern](frame.f_code):

@@ -26,7 +26,7 @@ from hotrow.conversion.matmul import MatmulMode
 from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import call_states, is_traced, top_hooks
 from hotrow.errors import HotrowError
-from hotrow.kernels.tracing import is_compiling, is_jit_tracing
+from hotrow.kernels.tracing import is_compiling, is_tracing
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
@@ -267,7 +267,7 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
                 mode = _first_mode(self, name, hook, args, kwargs)
             # Recomputing a checkpointed function must find the same one-hots, so always search.
             # torch.jit.trace would record what is true only for the ids of the example.
-            elif not (is_jit_tracing() or finder.sampler.skips(args, kwargs, hook is not None)):
+            elif not (is_tracing() or finder.sampler.skips(args, kwargs, hook is not None)):
                 mode = Finder() if is_compiling() else finder
         state.saved_tensor_hook = hook
         try:
@@ -286,7 +286,7 @@ def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> An
         return MatmulMode()
     if is_compiling():
         return Finder()
-    if is_jit_tracing():
+    if is_tracing():
         return None
     record = record_of(module)
     finder: Any = Finder(record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -62,6 +62,29 @@ def is_in_function() -> bool:
 def is_jit_tracing() -> bool:
     """Return whether torch.jit.trace is recording."""
     return torch._C._get_tracing_state() is not None  # torch.compile can trace this call
+
+
+def is_make_fx_tracing() -> bool:
+    """Return whether `make_fx` is recording, as in `torch.func.linearize`."""
+    if is_compiling() or not torch._C._len_torch_dispatch_stack():
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
+def without_make_fx() -> AbstractContextManager[Any]:
+    """Suspend `make_fx`, so that its graph uses the tensors created here as constants."""
+    if not is_make_fx_tracing():
+        return nullcontext()
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    return disable_proxy_modes_tracing()
+
+
+def is_tracing() -> bool:
+    """Return whether torch.jit.trace or `make_fx` is recording."""
+    return is_jit_tracing() or is_make_fx_tracing()
 
 
 def has_derivative(t: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowIndexError
 from hotrow.ids import as_ids, check_ids
-from hotrow.kernels.tracing import is_jit_tracing
+from hotrow.kernels.tracing import is_tracing
 from hotrow.onehot.parts import Field
 from hotrow.onehot.tensor import OneHot
 
@@ -70,7 +70,7 @@ def one_hot(
     Source: `torch.nn.functional.one_hot`.
     """
     ids = as_ids(ids).long()
-    if is_jit_tracing():
+    if is_tracing():
         result = F.one_hot(ids, num_classes).to(dtype or torch.int64)
         return result.requires_grad_() if requires_grad else result
     if num_classes == -1 and ids.numel():

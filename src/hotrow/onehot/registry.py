@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling, is_in_function, is_jit_tracing, never_compile_alone
+from hotrow.kernels.tracing import is_compiling, is_in_function, is_tracing, never_compile_alone
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances, map_instances
 
@@ -143,8 +143,8 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _COMPILER_FUNCTIONS and is_compiling():
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    if is_jit_tracing():
-        # Rules depend on the ids, so torch.jit.trace records torch's operation instead.
+    if is_tracing():
+        # Rules depend on the ids and on weights, so the recording contains torch's operation.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     rule = RULES.get(func)

@@ -19,6 +19,7 @@ from hotrow.kernels.tracing import (
     is_in_function,
     is_transforming,
     transform_level,
+    without_make_fx,
 )
 from hotrow.onehot.dense import build_dense
 from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy
@@ -360,6 +361,7 @@ class OneHot(RuleTensor):
         if self._dense is None:
             # Without the modes, a search for one-hots would find the tensors created here.
             with (
+                without_make_fx(),
                 torch.inference_mode(False),
                 torch.set_grad_enabled(self.is_recorded or self._parent is None),
                 torch._C._SetExcludeDispatchKeyGuard(_VIEWS, False),

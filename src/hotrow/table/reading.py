@@ -14,7 +14,7 @@ from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.operators import read_rows, select_rows
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_make_fx_tracing
 from hotrow.kernels.triton.batch import DeviceIds
 from hotrow.table.autograd import measure_engine_references
 from hotrow.table.parameter import Table, all_tables, needs_gradient
@@ -38,11 +38,7 @@ def contiguous_rows(table: Table) -> Tensor:
 
 def refuse_make_fx() -> None:
     """Raise an error if `make_fx` is tracing."""
-    if not torch._C._len_torch_dispatch_stack() or is_compiling():
-        return
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    if get_proxy_mode() is not None:
+    if is_make_fx_tracing():
         raise HotrowError(
             "make_fx can't trace a lookup in a table",
             fix="use torch.export or torch.compile instead",
