@@ -868,6 +868,31 @@ def test_a_function_cannot_change_a_one_hot_with_views(prepare, is_trained):
     assert not any(each.is_modified for each in (x, written, other))
 
 
+@pytest.mark.parametrize("retains", [False, True])
+@pytest.mark.parametrize(
+    "view", [lambda x: x[1:], lambda x: x.view(-1), lambda x: x.t()[1:], torch.diagonal]
+)
+@pytest.mark.parametrize("is_view_written", [False, True])
+def test_views_of_a_result_of_a_function_use_the_values_of_later_writes(
+    view, is_view_written, retains
+):
+    found = []
+    for encode in (F.one_hot, one_hot):
+        v = torch.arange(1.0, 6).view(5, 1).requires_grad_()
+        k = torch.tensor(1.5, requires_grad=True)
+        x = InPlace.apply(encode(IDS, 4).float() * v)
+        first, second = view(x), view(x)
+        assert isinstance(first, OneHot) == (encode is one_hot)
+        if retains:
+            x.retain_grad()
+            second.retain_grad()
+        (first if is_view_written else x).mul_(2).add_(k)
+        ((second**2).sum() + x.sum()).backward()
+        found.append([second, v.grad, k.grad, *([x.grad, second.grad] if retains else [])])
+    for ours, dense in zip(*found[::-1], strict=True):
+        assert torch.equal(ours, dense)
+
+
 def test_a_function_cannot_change_a_one_hot_that_retains_its_gradient():
     x = one_hot(IDS, 4).double() * torch.ones(5, 1).double().requires_grad_()
     x.retain_grad()

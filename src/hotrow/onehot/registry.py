@@ -144,7 +144,7 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if is_tracing():
-        # Rules depend on the ids and on weights, so the recording contains torch's operation.
+        # Rules depend on the ids, so the recording contains torch's operation instead.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     rule = RULES.get(func)

@@ -463,17 +463,25 @@ class OneHot(RuleTensor):
     def materialize_for_write(self) -> Tensor:
         """Return the dense tensor for an in-place operation, which autograd then records."""
         if self._parent is not None:
-            parent = self._parent[0]
-            had_own_grad = parent.has_own_grad
-            parent.materialize_for_write()
-            if had_own_grad and not parent.has_own_grad:
-                self._dense = None  # a view of the parent's old dense tensor
+            self._parent[0].materialize_for_write()
         dense = self.materialize(permanent=True)  # some kernels don't increment the version
         if torch.is_grad_enabled() and self.has_own_grad and not self.is_grad_leaf:
             self._dense = dense
             with torch._C.DisableTorchFunctionSubclass():
                 self._graph = self.grad_fn
+                if self.retains_grad:  # from now on, the gradient of the new values
+                    dense.retain_grad()
+                    dense.grad = self.grad
+            self._forget_dense_views()
         return dense
+
+    def _forget_dense_views(self) -> None:
+        """Create the views again when they are needed, as views of the current dense tensor."""
+        for view in self.attached_views:
+            if view._dense is not None and view._dense.retains_grad:
+                view.grad_holder = view._dense
+            view._dense = None
+            view._forget_dense_views()
 
     def wrap_view(self, view: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
         """Return a view of the dense tensor, which `transform` creates, as a view of this tensor.
