@@ -1196,6 +1196,26 @@ def test_linearize_of_a_captured_one_hot_matches_torch(prepare, run):
         assert torch.equal(ours, dense)
 
 
+@pytest.mark.parametrize(
+    ("apply", "sizes"),
+    [
+        (lambda x, sizes: x.repeat(sizes), [2, 1]),
+        (lambda x, sizes: torch.tile(x, dims=sizes), [2, 1]),
+        (lambda x, sizes: torch.reshape(x, shape=sizes), [1, 5, 4]),
+    ],
+)
+def test_the_caller_may_change_a_list_of_sizes_before_the_backward_pass(apply, sizes):
+    found = []
+    for encode in (F.one_hot, one_hot):
+        x, given = encode(IDS, 4).float().requires_grad_(), list(sizes)
+        result = apply(x, given)
+        assert isinstance(result, OneHot) == (encode is one_hot)
+        given[:] = [1, 2]
+        (result**2).sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
 def test_jit_trace_checks_ids():
     traced = torch.jit.trace(lambda ids: one_hot(ids, 20).sum(1), torch.tensor([[3, 4]]))
     with pytest.raises(RuntimeError, match="Class values"):

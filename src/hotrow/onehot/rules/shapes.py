@@ -104,7 +104,7 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented  # `x.view(dtype)` shows the same memory as another dtype
     if func.__name__ == "ravel":  # unlike `flatten`, it always copies a tensor with gaps
         return x.contiguous().view(-1)
-    args = map_instances(args, OneHot, meta_tensor)
+    args, kwargs = map_instances((args, kwargs), OneHot, meta_tensor)  # also copies lists
     before = meta_tensor(x)
     out = func(before, *args, **kwargs)
     if out is before:
@@ -146,6 +146,9 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
         keeps_classes = out.shape[-1:] == x.sizes[-1:]
     if not keeps_classes or not out.numel():
         return NotImplemented
+
+    # The backward pass calls `transform`, and the caller may change a list of sizes before that.
+    args, kwargs = map_instances((args, kwargs), list, list)
 
     def transform(t: Tensor) -> Tensor:
         repeated: Tensor = func(t, *args, **kwargs)
