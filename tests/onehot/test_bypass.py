@@ -913,6 +913,39 @@ def test_the_gradient_of_a_read_one_hot_that_became_dense_is_refused():
     assert torch.equal(gradient, x.exp())
 
 
+class Threshold(torch.autograd.Function):
+    """A straight-through estimator that reads its input only as `read` does."""
+
+    @staticmethod
+    def forward(ctx, x, read):
+        return read(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: (x.detach() > 0).float(), lambda x: torch.ones(x.shape)]
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda loss, x: x.retain_grad(),
+        lambda loss, x: x.register_hook(print),
+        lambda loss, x: loss.backward(inputs=[x]),
+        lambda loss, x: torch.autograd.grad(loss, x, allow_unused=True),
+    ],
+)
+def test_a_detached_read_in_a_function_is_a_use(read, ask):
+    x = one_hot(IDS, 4) * torch.ones(5, 1, requires_grad=True)
+    loss = Threshold.apply(x, read).sum()
+    assert isinstance(x, OneHot)
+    assert not x.is_modified
+    with pytest.raises(RuntimeError, match="gradient of this one-hot is unknown"):
+        ask(loss, x)
+
+
 def test_a_detached_read_of_a_weighted_one_hot_is_not_a_use():
     q = torch.randn(5, 4, requires_grad=True)
     x = one_hot(q.argmax(-1), 4) * q

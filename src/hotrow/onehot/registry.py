@@ -147,6 +147,11 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
         # Rules depend on the ids, so the recording contains torch's operation instead.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if not (is_compiling() or torch.is_grad_enabled()):
+        # The caller may be the forward pass of an `autograd.Function`, whose gradient may flow to x
+        # even if it reads only `x.detach()` or `x.shape`.
+        for x in find_instances((args, kwargs), RuleTensor):
+            x.record_use()
     rule = RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)
@@ -183,9 +188,6 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
     record_fallback(func, tensors, too_small)
-    if not torch.is_grad_enabled():  # the caller may be the forward pass of an `autograd.Function`
-        for x in tensors:
-            x.record_use()
     dense: list[tuple[Tensor, RuleTensor]] = []
 
     def convert(x: RuleTensor) -> Tensor:
