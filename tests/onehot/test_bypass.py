@@ -893,6 +893,25 @@ def test_views_of_a_result_of_a_function_use_the_values_of_later_writes(
         assert torch.equal(ours, dense)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize("view", [torch.t, lambda x: x.view(-1), lambda x: x[1:]])
+def test_a_reentrant_checkpoint_may_change_a_mask_with_views(dtype, view):
+    found = []
+    for encode in (F.one_hot, one_hot):
+        x, w = encode(IDS, 4).to(dtype), torch.ones(4, 2, requires_grad=True)
+        seen = view(x)
+        assert isinstance(seen, OneHot) == (encode is one_hot)
+
+        def run(w, x=x):
+            x[:, 3] = 0
+            return x.float() @ w
+
+        checkpoint(run, w, use_reentrant=True).sum().backward()
+        found.append([x, seen, w.grad])
+    for ours, dense in zip(*found[::-1], strict=True):
+        assert torch.equal(ours, dense)
+
+
 def test_a_function_cannot_change_a_one_hot_that_retains_its_gradient():
     x = one_hot(IDS, 4).double() * torch.ones(5, 1).double().requires_grad_()
     x.retain_grad()

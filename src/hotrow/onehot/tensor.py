@@ -183,6 +183,8 @@ class OneHot(RuleTensor):
     @property
     def affects_other_gradients(self) -> bool:
         """True if a write to this tensor changes the gradient of a view or a retained gradient."""
+        if not (self.cached_dtype.is_floating_point or self.cached_dtype.is_complex):
+            return False
         return bool(self.base.attached_views) or self.base.retains_grad
 
     @property
