@@ -10,6 +10,7 @@ theirs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from hotrow.table.parameter import Table, needs_gradient
 
 _M = TypeVar("_M", bound=nn.Module)
 
+_calls = itertools.count()
 HASHED_VALUES = 1 << 20  # the number of values that are hashed at a time
 
 
@@ -92,11 +94,12 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     >>> dist.destroy_process_group()
     """
     ranks, tables = agree_on_tables(model, mesh, "replicate", _find_problem)
+    call = next(_calls)
     for path, modules in tables.items():
         table = shared_table(modules)
         table.settle()
         dist.broadcast(table.raw_data, group=ranks.group, group_src=0)
-        table.distribute(replicas=_Replicas(path, ranks))
+        table.distribute(replicas=_Replicas(path, ranks, call))
         table.equal_version = table._version
         for module in modules:
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
@@ -126,6 +129,16 @@ class _Replicas:
 
     path: str
     ranks: Ranks
+    call: int  # the number of the call of `replicate` in this process
+
+    @property
+    def sort_key(self) -> tuple[str, int]:
+        """A key that sorts tables in the same order on all ranks.
+
+        Two models may have tables at the same path. Ranks may differ in the number of their calls
+        of `replicate`, but not in the order of the calls that they take part in together.
+        """
+        return self.path, self.call
 
     def source(self, table: Tensor) -> Tensor:
         """Return a stand-in for the table; its gradient is gathered from all ranks."""

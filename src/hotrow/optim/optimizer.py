@@ -300,7 +300,7 @@ class RowOptimizer(_Optimizer):
         ]
         if not prepared and not self._loaded:
             return []
-        for replicas, group, table in sorted(prepared, key=lambda each: each[0].path):
+        for replicas, group, table in sorted(prepared, key=lambda each: each[0].sort_key):
             loaded = self.state.get(table, {}) if table in self._loaded else None
             replicas.prepare_step(table, self._describe_options(group), loaded)
         self._loaded -= {table for _, table, _ in gradients}

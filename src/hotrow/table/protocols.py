@@ -110,8 +110,8 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
     @property
-    def path(self) -> str:
-        """The table's path in the model."""
+    def sort_key(self) -> tuple[str, int]:
+        """A key that sorts tables in the same order in all processes."""
 
     def prepare_step(
         self, table: _Table, options: Mapping[str, str], loaded: Mapping[str, Any] | None
