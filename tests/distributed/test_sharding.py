@@ -702,7 +702,7 @@ def test_a_zero_redundancy_optimizer_raises(method):
         assert unchanged
 
 
-def step_a_part(method, count, name):
+def step_with_torch(method, count, name, is_frozen):
     """Take a step on a table with an optimizer of torch, or with a subclass."""
 
     class Doubled(torch.optim.SGD):
@@ -710,15 +710,11 @@ def step_a_part(method, count, name):
             super().step()
             super().step()
 
-    class Named(torch.optim.SGD):
-        pass
-
-    classes = {"Doubled": Doubled, "Named": Named}
     model = distribute(converted_model(), method, count)
     assert isinstance(model.user.weight, Table)
     before = model.user.weight.detach().clone()
-    kind = classes.get(name) or getattr(torch.optim, name)
-    optimizer = kind(trainable_parameters(model), lr=0.1)
+    kind = Doubled if name == "Doubled" else getattr(torch.optim, name)
+    optimizer = kind(model.parameters() if is_frozen else trainable_parameters(model), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # it wraps the step
     backward(model, rank_batch(make_batch(1), count, dist.get_rank()), count)
     with warnings.catch_warnings():
@@ -729,22 +725,25 @@ def step_a_part(method, count, name):
 
 
 @pytest.mark.parametrize(
-    ("method", "name", "raises"),
+    ("method", "name", "is_frozen", "advice"),
     [
-        ("shard", "Muon", True),
-        ("shard", "LBFGS", True),
-        ("shard", "Doubled", True),
-        ("shard", "Named", False),
-        ("shard", "AdamW", False),
-        ("replicate", "Muon", False),
+        ("shard", "Muon", False, "an optimizer from hotrow.optim"),
+        ("shard", "LBFGS", False, "an optimizer from hotrow.optim"),
+        ("shard", "Doubled", False, "an optimizer from hotrow.optim"),
+        ("shard", "AdamW", False, "hotrow.optim.AdamW"),
+        ("shard", "AdamW", True, None),
+        ("replicate", "Muon", False, None),
     ],
 )
-def test_an_optimizer_that_may_use_whole_tensors_raises_for_shards(method, name, raises):
-    for errors, unchanged in rank_processes(2).run(step_a_part, method, 2, name):
-        assert unchanged == raises
+def test_an_optimizer_of_torch_raises_for_shards(method, name, is_frozen, advice):
+    results = rank_processes(2).run(step_with_torch, method, 2, name, is_frozen)
+    for errors, unchanged in results:
+        assert unchanged == (advice is not None or is_frozen)
         for error in errors:
-            assert (error is not None) == raises
-            assert not raises or f"the step of {name} may depend on a whole tensor" in error
+            assert (error is not None) == (advice is not None)
+            if advice is not None:
+                assert f"{name} does not support a sharded table" in error
+                assert f"use {advice} for the sharded tables" in error
 
 
 def average_models(count, is_frozen):
@@ -792,6 +791,10 @@ def train_with_a_hook(method, count, hook):
     assert isinstance(model[0].weight, Table)
     wrapped.register_comm_hook(None, hook)
     error = error_text(lambda: wrapped(torch.arange(6)).sum().backward())
+    if is_frozen:
+        for table in trainable_parameters(model):
+            table.requires_grad_(False)
+        model.layer.requires_grad_()
     return error, type(model[0].weight.grad).__name__
 
 
@@ -920,8 +923,9 @@ def full(value):
     return value.detach().clone()
 
 
-@pytest.mark.parametrize("method", ["shard", "replicate"])
-@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize(
+    ("method", "by_torch"), [("shard", False), ("replicate", False), ("replicate", True)]
+)
 @pytest.mark.parametrize(
     ("synchronized", "evaluate"),
     [([False, True], False), ([False, False, True], True), ([False], False), ([True, False], True)],

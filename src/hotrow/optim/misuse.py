@@ -6,7 +6,6 @@ error that doesn't mention the other.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -30,24 +29,6 @@ _warned: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _own_hooks: set[int] = set()  # ids of the hooks that this module registers
 _MAX_TOUCHED = 0.1  # the share of rows with a gradient
 _SUPPORT_SPARSE = torch.optim.SGD, torch.optim.Adagrad
-# The methods `step` whose result for an element depends only on values of that element. torch wraps
-# these methods when an optimizer is created.
-_ELEMENTWISE_STEPS = frozenset(
-    inspect.unwrap(optimizer.step)
-    for optimizer in (
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    )
-)
 
 
 def warn_of_dense_steps(names: frozenset[str]) -> None:
@@ -58,9 +39,8 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
 
     The check raises a `HotrowError` if the optimizer would change frozen rows. It warns once for
     each optimizer that updates a table with dense steps. SparseAdam doesn't support tables,
-    ZeroRedundancyOptimizer doesn't support sharded or replicated tables, and optimizers whose step
-    isn't known to be elementwise don't support sharded tables, so the check raises a `HotrowError`
-    for these.
+    ZeroRedundancyOptimizer doesn't support sharded or replicated tables, and no torch optimizer
+    supports sharded tables, so the check raises a `HotrowError` for these.
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -73,25 +53,30 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             if type(parameter) in TABLE_CLASSES
         ]
         for table in tables:
-            _refuse_table(optimizer, table)
+            _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
         if not tables or optimizer in _warned:
             return
         _warned.add(optimizer)
-        name = type(optimizer).__name__
-        better = f"hotrow.optim.{name}" if name in names else "an optimizer from hotrow.optim"
-        shape = tuple(tables[0].shape)
+        name, shape = type(optimizer).__name__, tuple(tables[0].shape)
         warnings.warn(
             f"{name} updates every row of the {shape} table that hotrow.convert created, so it is "
-            f"as slow as dense training. Use {better}, which updates only the touched rows",
+            f"as slow as dense training. Use {_suggest(optimizer, names)}, which updates only "
+            "the touched rows",
             stacklevel=caller_stack_level(),
         )
 
     _own_hooks.add(register_optimizer_step_pre_hook(check).id)
 
 
-def _refuse_table(optimizer: torch.optim.Optimizer, table: Table) -> None:
+def _suggest(optimizer: torch.optim.Optimizer, names: frozenset[str]) -> str:
+    """Return the optimizer to use instead of a torch optimizer."""
+    name = type(optimizer).__name__
+    return f"hotrow.optim.{name}" if name in names else "an optimizer from hotrow.optim"
+
+
+def _refuse_table(optimizer: torch.optim.Optimizer, table: Table, names: frozenset[str]) -> None:
     """Raise an error if a torch optimizer would not train the table correctly."""
     name, shape = type(optimizer).__name__, tuple(table.shape)
     if table.frozen is not None:
@@ -114,11 +99,13 @@ def _refuse_table(optimizer: torch.optim.Optimizer, table: Table) -> None:
             f"step the {shape} table, which is sharded or replicated",
             fix="use an optimizer from hotrow.optim on every rank",
         )
-    if table.shards is not None and inspect.unwrap(type(optimizer).step) not in _ELEMENTWISE_STEPS:
+    if table.shards is not None and (table.requires_grad or table.grad is not None):
+        # Its step may depend on a whole tensor, and its state_dict() has no DTensors, so that a
+        # checkpoint would contain the state of one rank only.
         raise HotrowError(
-            f"the step of {name} may depend on a whole tensor, but this rank has only the {shape} "
-            "shard of a table",
-            fix="use an optimizer from hotrow.optim for the sharded tables, or use "
+            f"{name} does not support a sharded table, because its step and its state_dict() would "
+            f"use the {shape} shard of this rank as the whole table",
+            fix=f"use {_suggest(optimizer, names)} for the sharded tables, or use "
             "hotrow.distributed.replicate",
         )
     if table.grad is not None:
