@@ -220,6 +220,82 @@ def test_a_gradient_scaler_detects_infinities_on_another_rank():
     assert rank_processes(3).run(scaled, 3) == [(2.0, True)] * 3
 
 
+def assign(kind, parameter):
+    """Change a gradient as the code of a model might; assign the result to `parameter.grad`."""
+    gradient = parameter.grad
+    weight = parameter.detach()
+    if kind == "decay":
+        parameter.grad = gradient + 0.1 * weight
+    elif kind == "power":
+        parameter.grad = gradient**3
+    elif kind == "lerp":
+        parameter.grad = gradient.lerp(weight, 0.1)
+    elif kind == "columns":
+        parameter.grad = (gradient + 1).t().contiguous().t()
+    elif kind == "data":
+        gradient.data = gradient.add(weight, alpha=0.1)
+    elif kind == "in place":
+        gradient.add_(weight, alpha=0.1)
+    elif kind == "copy":
+        parameter.grad = copy.deepcopy(gradient)
+
+
+def train_with_dense_gradients(kind, count, is_sharded, name, by_scaler):
+    """Clip or unscale dense gradients, which differ between the ranks; return all results."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 3), nn.Flatten(), nn.Linear(6, 2)).double()
+    if is_sharded:
+        shard(hotrow.convert(model, min_entries=0), mesh_of_all(count))
+        assert isinstance(model[0].weight, Table)
+        assert model[0].weight.shards is not None
+    trained = DistributedDataParallel(model)
+    library = hotrow.optim if is_sharded else torch.optim
+    optimizer = getattr(library, name)(model.parameters(), lr=0.05, weight_decay=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    norms = []
+    if kind == "hook":
+        model[0].weight.register_hook(lambda grad: torch.where(grad.isnan(), 0, grad))
+    if kind == "zeros":
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    for t in range(4):
+        optimizer.zero_grad(set_to_none=kind != "zeros")
+        torch.manual_seed(t)
+        ids = torch.randint(20, (count, 4, 2))[dist.get_rank()]
+        last_row = model[0](torch.tensor([19])).sum()
+        infinite = by_scaler and t == 1 and dist.get_rank() == 0
+        loss = trained(ids).square().sum() + last_row * (torch.inf if infinite else 1)
+        (scaler.scale(loss) if by_scaler else loss).backward()
+        for parameter in model.parameters():
+            assign(kind, parameter)
+        if is_sharded:
+            assert model[0].weight.grad.row_storage.shards is not None
+        if by_scaler:
+            scaler.unscale_(optimizer)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        (scaler.step(optimizer), scaler.update()) if by_scaler else optimizer.step()
+    values = {key: full(value) for key, value in model.state_dict().items()}
+    return {**values, "norms": torch.stack(norms), "scale": torch.tensor(scaler.get_scale())}
+
+
+DENSE_GRADIENTS = (
+    "decay", "power", "lerp", "columns", "data", "in place", "copy", "hook", "zeros"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("by_scaler", [False, True])
+@pytest.mark.parametrize("name", ["SGD", "RMSprop"])  # RMSprop takes dense steps
+@pytest.mark.parametrize("kind", DENSE_GRADIENTS)
+def test_dense_gradients_of_shards_include_all_ranks(kind, name, by_scaler):
+    run = rank_processes(2).run
+    expected = run(train_with_dense_gradients, kind, 2, False, name, by_scaler)
+    found = run(train_with_dense_gradients, kind, 2, True, name, by_scaler)
+    for each, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(each, its, equal_nan=True)
+        for key, value in found[0].items():
+            assert_same_bits(each[key], value)
+
+
 def a_mesh_of_two_dimensions():
     """Train with shards over one mesh dimension and replicas over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
@@ -712,6 +788,10 @@ def step_with_torch(method, count, name, is_frozen):
 
     model = distribute(converted_model(), method, count)
     assert isinstance(model.user.weight, Table)
+    if is_frozen:
+        for table in trainable_parameters(model):
+            table.requires_grad_(False)
+        model.layer.requires_grad_()
     before = model.user.weight.detach().clone()
     kind = Doubled if name == "Doubled" else getattr(torch.optim, name)
     optimizer = kind(model.parameters() if is_frozen else trainable_parameters(model), lr=0.1)
@@ -791,10 +871,6 @@ def train_with_a_hook(method, count, hook):
     assert isinstance(model[0].weight, Table)
     wrapped.register_comm_hook(None, hook)
     error = error_text(lambda: wrapped(torch.arange(6)).sum().backward())
-    if is_frozen:
-        for table in trainable_parameters(model):
-            table.requires_grad_(False)
-        model.layer.requires_grad_()
     return error, type(model[0].weight.grad).__name__
 
 

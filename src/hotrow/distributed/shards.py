@@ -18,6 +18,7 @@ from hotrow.distributed.ranks import AllToAll, Ranks
 from hotrow.distributed.tables import MapGradient, check_ddp
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids, normalize_padding
+from hotrow.table.autograd import stored_values
 from hotrow.table.functional import local_embedding
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table, needs_gradient
@@ -101,11 +102,17 @@ class Shards:
 
     def source(self, table: Tensor) -> Tensor:
         """Return a stand-in for the table; its backward pass stores the ranks in the gradient."""
-        source: Tensor = MapGradient.apply(table, self._mark_gradient)  # type: ignore[no-untyped-call]
+        source: Tensor = MapGradient.apply(table, self.mark_gradient)  # type: ignore[no-untyped-call]
         return source
 
-    def _mark_gradient(self, gradient: RowGradient) -> RowGradient:
-        """Store the ranks in this rank's gradient, so that its norm can include all rows."""
+    def mark_gradient(self, gradient: Tensor) -> RowGradient:
+        """Store the ranks in this rank's gradient, so that its norm can include all rows.
+
+        A dense gradient becomes a `RowGradient` of all rows, in the same memory.
+        """
+        if not isinstance(gradient, RowGradient):
+            ids = torch.arange(len(gradient), device=gradient.device)
+            gradient = RowGradient(ids, stored_values(gradient), gradient.shape, is_merged=True)
         gradient.row_storage.shards = self.ranks
         return gradient
 

@@ -55,6 +55,7 @@ from hotrow.table.protocols import Backing
 from hotrow.table.reading import raise_pending_error
 from hotrow.table.row_change import trim_storage
 
+_GRAD: Any = Tensor.grad
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
 # The template for each optimizer's docstring, filled in with its summary and its rule's formula.
 _DOCSTRING = """{summary}
@@ -322,7 +323,8 @@ class RowOptimizer(_Optimizer):
             table.grad = None  # torch skips tables without a gradient
         try:
             for group, table, gradient in dense:
-                table.grad = dense_gradient(gradient, group, table, self.state)
+                # The table's own setter would turn the gradient of a shard into a row gradient.
+                _GRAD.__set__(table, dense_gradient(gradient, group, table, self.state))
                 if table.frozen is not None:
                     put_back.append(
                         copy_frozen_rows(table, self.state, self.rule.initial_slots(group))

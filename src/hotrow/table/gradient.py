@@ -251,6 +251,7 @@ class RowGradient(Tensor):
             rows = self.row_storage.transpose_if_columns(value)
             ids = torch.arange(len(rows), device=value.device)
             value = RowGradient(ids, rows, value.shape, True, columns=self.row_storage.columns)
+            value.row_storage.shards = self.row_storage.shards
         Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.row_storage = value.row_storage
 
@@ -273,6 +274,11 @@ class RowGradient(Tensor):
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""
         return self.as_dense().tolist()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowGradient:
+        copy = self.with_rows(self.merge().row_storage.rows.clone())
+        memo[id(self)] = copy
+        return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_dense().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]

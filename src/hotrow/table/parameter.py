@@ -105,13 +105,17 @@ class Table(nn.Parameter):
         self.shards, self.replicas = shards or self.shards, replicas or self.replicas
         is_distributed = self.shards is not None or self.replicas is not None
         if is_distributed and not self.spans_processes and can_require_gradient(self):
-            self._check_gradients()
+            self._register_hooks()
         self.__class__ = _CLASSES[self.columns, is_distributed]
 
-    def _check_gradients(self) -> None:
-        """Call `_refuse_gradient_of_one_rank` before the user's hooks in every backward pass."""
+    def _register_hooks(self) -> None:
+        """In each backward pass, check the gradient before the user's hooks, and mark their result.
+
+        The user's hooks may return a dense gradient, which autograd stores without the setter.
+        """
         requires_grad = self.requires_grad
         self.requires_grad_().register_hook(_refuse_gradient_of_one_rank)  # type: ignore[no-untyped-call]
+        self.register_post_accumulate_grad_hook(_mark_gradient)  # type: ignore[no-untyped-call]
         self.requires_grad_(requires_grad)
         hooks = self._backward_hooks or {}
         *earlier, own = hooks.items()
@@ -312,6 +316,25 @@ class _DistributedTable(Table):
         """Whether other processes participate in the lookups or the gradient."""
         return True
 
+    @property
+    def grad(self) -> Any:
+        """The gradient; that of a sharded table is a `RowGradient` that stores its `shards`.
+
+        Otherwise, the norm of a dense gradient, for example, would include only this rank's rows.
+        """
+        return _GRAD.__get__(self)
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        has_rows = isinstance(value, Tensor) and value.shape == self.shape
+        if self.shards is not None and has_rows and value.layout == torch.strided:
+            value = self.shards.mark_gradient(value)
+        _GRAD.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        _GRAD.__delete__(self)
+
 
 class _DistributedColumnTable(_ColumnTable, _DistributedTable):
     """A (D, V) table whose lookups or gradient involve other processes."""
@@ -369,6 +392,11 @@ def _refuse_gradient_of_one_rank(gradient: Tensor | None) -> None:
         )
 
 
+def _mark_gradient(table: Table) -> None:
+    """Store the shards in the gradient, which a hook may have replaced."""
+    table.grad = table.grad
+
+
 def _reduce_for_sharing(table: Table) -> Any:
     """Pickle a table for another process that will share its storage."""
     table.settle()
@@ -385,6 +413,7 @@ for _class in TABLE_CLASSES:
 LOOKUP_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_GRAD: Any = Tensor.grad
 _DETACH = Tensor.detach
 _ALIASES = {_GET_DATA, _DETACH}  # code that saves a table calls these functions
 _NEW_PARAMETER = nn.Parameter.__new__.__code__

@@ -87,6 +87,9 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
 
+    def mark_gradient(self, gradient: Tensor) -> Tensor:
+        """Store the processes in the gradient of this process's rows, as a `RowGradient`."""
+
     def refuse_averaging(self) -> None:
         """Raise an error if torch's model averaging is about to replace this process's rows."""
 
