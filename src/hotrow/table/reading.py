@@ -25,6 +25,8 @@ MIN_COMPILED_BYTES = 1 << 23
 
 def renorm(table: Tensor, ids: Tensor, max_norm: float, norm_type: float) -> None:
     """Use torch to renormalize the settled rows selected by `ids`."""
+    if not ids.numel():
+        return  # torch's CUDA kernel raises an error
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
