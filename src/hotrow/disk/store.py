@@ -299,8 +299,8 @@ class Store:
         """Write all changes to the files atomically.
 
         The optimizer state is that of the optimizer that last took a step or loaded a state. If
-        you assign a dict to `optimizer.state[weight]` of another optimizer, saves contain it only
-        after that optimizer's first step.
+        you assign a dict to `optimizer.state[weight]` of an optimizer that has done neither, saves
+        contain it only after that optimizer's first step.
 
         Args:
             rest: other data to save in the same transaction, such as the state dicts of the dense
