@@ -657,12 +657,20 @@ def test_a_rank_may_keep_an_optimizer_that_is_not_in_use():
 
 
 def step_in_another_order(count, optimizer_count, call_count):
-    """Train two tables; rank 1 lists them in another order than rank 0."""
+    """Train two tables; rank 1 lists them in another order than rank 0.
+
+    With a `call_count` of 0, one table is a copy of the other.
+    """
     rank = dist.get_rank()
     model = hotrow.convert(nn.ModuleList([nn.Embedding(7, 3), nn.Embedding(7, 3)]), min_entries=0)
-    for each in [model] if call_count == 1 else model:  # both tables then have the same path
-        replicate(each, mesh_of_all(count))
-    assert isinstance(model[0].weight, Table)
+    if call_count == 0:
+        replicate(model[0], mesh_of_all(count))
+        copies = [copy.deepcopy(model[0]) for _ in range(1 + rank)]
+        model[1] = copies[0]
+    else:
+        for each in [model] if call_count == 1 else model:  # both tables then have the same path
+            replicate(each, mesh_of_all(count))
+    assert all(isinstance(layer.weight, Table) for layer in model)
     tables = [model[0].weight, model[1].weight][:: -1 if rank == 1 else 1]
     groups = [{"params": [table], "lr": 0.1 if table is tables[rank] else 0.2} for table in tables]
     lists = [groups] if optimizer_count == 1 else [[group] for group in groups]
@@ -679,7 +687,7 @@ def step_in_another_order(count, optimizer_count, call_count):
     return errors, {str(i): layer.weight.detach() for i, layer in enumerate(model)}
 
 
-@pytest.mark.parametrize(("optimizer_count", "call_count"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("optimizer_count", "call_count"), [(1, 1), (2, 1), (1, 2), (1, 0)])
 def test_ranks_may_list_the_parameters_of_an_optimizer_in_any_order(optimizer_count, call_count):
     results = rank_processes(2).run(step_in_another_order, 2, optimizer_count, call_count)
     assert_all_the_same([values for _, values in results])

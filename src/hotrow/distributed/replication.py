@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -37,7 +37,7 @@ from hotrow.table.parameter import Table, needs_gradient
 
 _M = TypeVar("_M", bound=nn.Module)
 
-_calls = itertools.count()
+_calls = itertools.count()  # numbers the calls of `replicate`, and the deep copies of tables
 HASHED_VALUES = 1 << 20  # the number of values that are hashed at a time
 
 
@@ -94,12 +94,12 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     >>> dist.destroy_process_group()
     """
     ranks, tables = agree_on_tables(model, mesh, "replicate", _find_problem)
-    call = next(_calls)
+    calls = (next(_calls),)
     for path, modules in tables.items():
         table = shared_table(modules)
         table.settle()
         dist.broadcast(table.raw_data, group=ranks.group, group_src=0)
-        table.distribute(replicas=_Replicas(path, ranks, call))
+        table.distribute(replicas=_Replicas(path, ranks, calls))
         table.equal_version = table._version
         for module in modules:
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
@@ -129,16 +129,20 @@ class _Replicas:
 
     path: str
     ranks: Ranks
-    call: int  # the number of the call of `replicate` in this process
+    calls: tuple[int, ...]  # the numbers of the call of `replicate` and of the copies after it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Replicas:
+        """Return the replicas of a copy of the table."""
+        return replace(self, calls=(*self.calls, next(_calls)))
 
     @property
-    def sort_key(self) -> tuple[str, int]:
+    def sort_key(self) -> tuple[str, tuple[int, ...]]:
         """A key that sorts tables in the same order on all ranks.
 
         Two models may have tables at the same path. Ranks may differ in the number of their calls
-        of `replicate`, but not in the order of the calls that they take part in together.
+        of `replicate` and `deepcopy`, but not in the order of the calls that they make together.
         """
-        return self.path, self.call
+        return self.path, self.calls
 
     def source(self, table: Tensor) -> Tensor:
         """Return a stand-in for the table; its gradient is gathered from all ranks."""

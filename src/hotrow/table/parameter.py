@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, TypeGuard
 
@@ -237,7 +238,7 @@ class Table(nn.Parameter):
         copy = nn.Parameter(self.raw_data.clone(), self.requires_grad)
         memo[id(self)] = copy
         table = Table.adopt(copy, self.columns)
-        table.distribute(self.shards, self.replicas)
+        table.distribute(self.shards, deepcopy(self.replicas))
         table.frozen = self.frozen
         return table
 

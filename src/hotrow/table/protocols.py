@@ -113,7 +113,7 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
     @property
-    def sort_key(self) -> tuple[str, int]:
+    def sort_key(self) -> tuple[str, tuple[int, ...]]:
         """A key that sorts tables in the same order in all processes."""
 
     def prepare_step(
