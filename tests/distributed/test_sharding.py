@@ -353,17 +353,24 @@ def test_a_rank_stores_only_its_rows_and_their_state():
 
 def copies(count):
     model = distribute(converted_model(), "shard", count)
-    copied = copy.deepcopy(model)
-    ids = torch.tensor([100, 0])
-    same = torch.equal(copied.user(ids), model.user(ids))
-    return same, error_text(pickle.dumps, model.user.weight)
+    optimizer = make_optimizer("AdamW", model)
+    train_rank(model, optimizer, count, dist.get_rank(), range(2))
+    copied = copy.deepcopy((model, optimizer))
+    errors = [error_text(pickle.dumps, each) for each in (model.user.weight, optimizer)]
+    for each in ((model, optimizer), copied):
+        train_rank(*each, count, dist.get_rank(), range(2, STEPS))
+        assert isinstance(each[0].user.weight, Table)
+    return state_values(model, optimizer), state_values(*copied), errors
 
 
 def test_a_copy_is_sharded_and_pickling_raises():
-    for same, error in rank_processes(2).run(copies, 2):
-        assert same
-        assert "a sharded table cannot be pickled" in error
-        assert "torch.distributed.checkpoint" in error
+    for values, its_values, errors in rank_processes(2).run(copies, 2):
+        assert values.keys() == its_values.keys()
+        for key, value in values.items():
+            assert_same_bits(its_values[key], value)
+        for error in errors:
+            assert "a sharded table cannot be pickled" in error
+            assert "torch.distributed.checkpoint" in error
 
 
 def of_meta(count):

@@ -84,10 +84,12 @@ Raises:
 """
 
 
-def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """Return a table's state with contiguous tensors, or with DTensors if the table is sharded."""
+def _contiguous_state(
+    state: Mapping[str, Any], convert: Callable[[Tensor], Tensor] = trim_storage
+) -> dict[str, Any]:
+    """Return a table's state with contiguous tensors, converted by `convert`."""
     return {
-        k: table.to_global(trim_storage(v.contiguous()))
+        k: convert(trim_storage(v.contiguous()))
         if isinstance(v, Tensor) and v.layout == torch.strided
         else v
         for k, v in state.items()
@@ -520,7 +522,9 @@ class RowOptimizer(_Optimizer):
             result: dict[str, Any] = super().state_dict()
             tables = dict(saved_tables(self.param_groups, result["param_groups"]))
             result["state"] = {
-                index: _contiguous_state(state, tables[index]) if index in tables else state
+                index: _contiguous_state(state, tables[index].to_global)
+                if index in tables
+                else state
                 for index, state in result["state"].items()
                 if state or index not in tables
             }
@@ -606,5 +610,5 @@ class RowOptimizer(_Optimizer):
             result["state"] = result["state"].copy()
             for _, table in self._tables():
                 if table in result["state"]:
-                    result["state"][table] = _contiguous_state(result["state"][table], table)
+                    result["state"][table] = _contiguous_state(result["state"][table])
         return result
