@@ -743,20 +743,32 @@ def test_a_gradient_of_another_operation_than_a_lookup_raises(method, name, look
         assert continues
 
 
-def look_up_with_a_dense_hook(method, count):
-    """The user's hook, which was registered first, makes the gradient of the lookups dense."""
-    layer = hotrow.convert(nn.Embedding(6, 2))
-    layer.weight.register_hook(lambda gradient: gradient.as_dense() + 1)
+def look_up_with_a_dense_hook(method, count, is_early):
+    """The user's hooks make the gradient of the lookups dense, and compute its norm."""
+    layer, norms = hotrow.convert(nn.Embedding(6, 2)), []
+
+    def register_hooks():
+        weight = layer.weight
+        weight.register_hook(lambda gradient: gradient.as_dense() + 1)
+        weight.register_post_accumulate_grad_hook(lambda table: norms.append(table.grad.norm(1)))
+
+    if is_early:
+        register_hooks()
     {"shard": shard, "replicate": replicate}[method](layer, mesh_of_all(count))
+    if not is_early:
+        register_hooks()
     (layer(torch.arange(6)).sum() + layer(torch.tensor([0, 5])).sum()).backward()
-    return layer.weight.grad[:, 0]
+    assert isinstance(layer.weight, Table)
+    return layer.weight.grad[:, 0], norms
 
 
+@pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("method", ["shard", "replicate"])
-def test_a_hook_may_change_the_gradient_of_lookups(method):
-    found = rank_processes(2).run(look_up_with_a_dense_hook, method, 2)
-    rows = torch.cat(found) if method == "shard" else found[0]
+def test_a_hook_may_change_the_gradient_of_lookups(method, is_early):
+    found = rank_processes(2).run(look_up_with_a_dense_hook, method, 2, is_early)
+    rows = torch.cat([rows for rows, _ in found]) if method == "shard" else found[0][0]
     assert rows.tolist() == [3, 2, 2, 2, 2, 3]
+    assert [norms for _, norms in found] == [[28], [28]]  # of two columns of all rows
 
 
 # --- Optimizers that exchange parameters ---------------------------------------------------------

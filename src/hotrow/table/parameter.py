@@ -110,18 +110,19 @@ class Table(nn.Parameter):
         self.__class__ = _CLASSES[self.columns, is_distributed]
 
     def _register_hooks(self) -> None:
-        """In each backward pass, check the gradient before the user's hooks, and mark their result.
+        """Check the gradient before the user's tensor hooks run, and mark their result.
 
-        The user's hooks may return a dense gradient, which autograd stores without the setter.
+        These hooks may return a dense gradient, which autograd stores without the setter. The
+        user's post-accumulate hooks, which may read its norm, run after it is marked.
         """
         requires_grad = self.requires_grad
         self.requires_grad_().register_hook(_refuse_gradient_of_one_rank)  # type: ignore[no-untyped-call]
         self.register_post_accumulate_grad_hook(_mark_gradient)  # type: ignore[no-untyped-call]
         self.requires_grad_(requires_grad)
-        hooks = self._backward_hooks or {}
-        *earlier, own = hooks.items()
-        hooks.clear()
-        hooks.update([own, *earlier])
+        for hooks in (self._backward_hooks or {}, self._post_accumulate_grad_hooks):
+            *earlier, own = hooks.items()
+            hooks.clear()
+            hooks.update([own, *earlier])
 
     @staticmethod
     def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:
