@@ -46,10 +46,8 @@ def sizes_of(t: Tensor) -> tuple[int, ...]:
 
 def number_of_dtype(value: float, dtype: torch.dtype) -> Tensor:
     """Return the number as a 0-D tensor of this dtype, or raise torch's error for an overflow."""
-    return _TRUE.to(dtype).masked_fill(_TRUE, value)
-
-
-_TRUE = torch.ones((), dtype=torch.bool)
+    is_set = torch.ones((), dtype=torch.bool)  # a constant would fail in torch.compile
+    return is_set.to(dtype).masked_fill(is_set, value)
 
 
 def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
