@@ -464,6 +464,8 @@ def assert_values(actual, expected):
     F.relu(x.sub_(1), inplace=True); x @ W
     y = x * 2; x.zero_(); (x @ W), (y @ W)
     x.zero_(); x + 0
+    x.data.mul_(2); x @ W
+    y = x[..., 1:3]; y.data.zero_(); x @ W
 """
 )
 def test_compiled_write_takes_effect(run, backend):
@@ -476,6 +478,76 @@ def test_compiled_write_takes_effect(run, backend):
     dense = run(F.one_hot(IDS, CLASSES).float())
     assert_values(model(IDS), dense)
     assert_values(compiled(IDS), dense)
+
+
+@pytest.mark.parametrize("way", ["eager", "aot_eager", "export", "strict export"])
+@statements(
+    """
+    x[..., 1:3].mul_(2); x @ W
+    x[..., 0].fill_(1); x @ W
+    x.diagonal(0, 1, 2).fill_(3); x @ W
+    x.chunk(2, -1)[0].add_(1); x @ W
+    y = x[..., 1:3]; x.zero_(); y + 0
+    y = x.view(6, 5); x.index_fill_(0, x.argmax(-1)[0, :1], 0); y @ W
+    y = x.view(6, 5); x[x.argmax(-1)[0, :1]] = 0; y @ W
+    y = x.view(6, 5); x[torch.tensor([True, False])] = 0; y @ W
+    y = x.view(6, 5); x.masked_fill_((x.argmax(-1) == 2)[..., None], 0); y @ W
+    x.masked_fill((x.argmax(-1) == 2)[..., None], 0.0) @ W
+    W[:, 0].expand(2, 3, 5).masked_fill(x.bool(), -1e9) + 0
+"""
+)
+def test_compiled_views_share_memory(run, way):
+    torch._dynamo.reset()
+    ours, types = _Model(run), []
+    dense = run(F.one_hot(IDS, CLASSES).float())
+    ours.record = lambda x: types.append(type(x))
+    assert_values(ours(IDS), dense)
+    assert types == [OneHot]
+    ours.record = lambda x: None
+    if "export" in way:
+        compiled = torch.export.export(ours, (IDS,), strict=way == "strict export").module()
+    else:
+        compiled = torch.compile(ours, backend=way, fullgraph=True)
+    assert_values(compiled(IDS), dense)
+
+
+class _Model(torch.nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def forward(self, ids):
+        x = one_hot(ids, CLASSES, torch.float32)
+        self.record(x)
+        return self.run(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@statements("x[..., 0] = 1; x\n y = x[..., 1:3]; x.mul_(2); x\n z = 1 - x; z.mul_(2); z")
+def test_one_hot_changed_before_a_graph_break(run, backend):
+    torch._dynamo.reset()
+
+    def model(ids):
+        x = run(one_hot(ids, CLASSES, torch.float32))
+        torch._dynamo.graph_break()
+        return x @ TABLE
+
+    expected = run(F.one_hot(IDS, CLASSES).float()) @ TABLE
+    assert_values(torch.compile(model, backend=backend)(IDS), expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
+@statements("x.mul_(2)\n x[0].mul_(2)\n x[..., 0].fill_(1)\n x[:1, 0] = 0; x")
+def test_compiled_function_cannot_change_a_one_hot_from_outside(run):
+    torch._dynamo.reset()
+    x = one_hot(IDS, CLASSES, torch.float32)
+    compiled = torch.compile(lambda x: (run(x), x @ TABLE)[1], backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"make it dense there: x = x.to_dense\(\)"):
+        compiled(x)
+    assert not x.is_modified
+    dense = x.to_dense()
+    assert_values(compiled(dense), dense @ TABLE)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input

@@ -169,11 +169,6 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     torch. Otherwise, no rule applied.
     """
     written = _written(func, args, kwargs)
-    if is_compiling():
-        for x in written:
-            materialize(x, True)
-        result = func(*_materialized(args), **_materialized(kwargs))
-        return written[0] if written and result is not None else result
     if torch.is_grad_enabled() and any(
         x.is_leaf_or_view_of_leaf or x.has_leaf_view for x in written
     ):
@@ -271,12 +266,19 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[RuleTensor]:
 
 
 def _written_by_schema(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> list[RuleTensor]:
-    changed = [
+    return _shared_by_schema(func, args, kwargs, only_written=True)
+
+
+def _shared_by_schema(
+    func: torch._ops.OpOverload, args: Any, kwargs: Any, only_written: bool = False
+) -> list[RuleTensor]:
+    """Return the one-hots that `func` changes or returns a view of."""
+    shared = [
         args[i] if i < len(args) else kwargs.get(argument.name)
         for i, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if argument.alias_info is not None and argument.alias_info.is_write >= only_written
     ]
-    return list(find_instances(changed, RuleTensor))
+    return list(find_instances(shared, RuleTensor))
 
 
 _IN_PLACE_OPERATORS = {"__setitem__"} | {
@@ -310,7 +312,7 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         values, options = _materialized(args[1:]), _materialized(kwargs)
         written[0].replace_memory(lambda t: func(t, *values, **options))
         return written[0]
-    for x in written:
+    for x in _shared_by_schema(func, args, kwargs):  # `x.data` has a version counter of its own
         x.materialize(permanent=True)
     return func(*_materialized(args), **_materialized(kwargs))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from hotrow.kernels.tracing import (
     at_transform_level,
@@ -103,6 +104,7 @@ class OneHot(RuleTensor):
     parameter: nn.Parameter | None
     _axis_layout: Layout | None
     _plain_layout: Layout | None  # caches `axis_layout` if `_axis_layout` is None
+    _is_graph_input: bool  # whether AOTAutograd traces a graph that this tensor is an input of
     _level: int  # how many transforms of `torch.func` were active when this tensor was created
     cached_dtype: torch.dtype
     cached_device: torch.device
@@ -143,7 +145,7 @@ class OneHot(RuleTensor):
         self.difference, self.was_read, self.is_recorded = None, False, is_recorded
         self.grad_holder = self.parameter = None
         self._dense, self._dense_version, self._graph = None, 0, None
-        self._dense_node = None
+        self._dense_node, self._is_graph_input = None, False
         self._level = 0 if is_compiling() else transform_level()
         if self._has_trained_parts:
             self.connect()
@@ -355,8 +357,6 @@ class OneHot(RuleTensor):
         `for_view=True`, it doesn't, because the rules refuse writes to a view of a leaf.
         """
         is_modified = self.is_modified
-        if is_compiling() and not (permanent or is_modified):
-            return self.compute_dense()  # torch.compile eliminates repeated work
         if not is_compiling() and transform_level() > self._level:
             with at_transform_level(self._level):
                 return self.materialize(permanent, for_view)
@@ -506,7 +506,8 @@ class OneHot(RuleTensor):
         self._parts = tuple(part.map(_without_gradient) for part in self._parts)
         self._grad_proxy, self.is_grad_leaf = None, False
         with torch._C.DisableTorchFunctionSubclass():
-            self.detach_()
+            if self.requires_grad:  # torch.export can't trace `detach_` of a subclass
+                self.detach_()
         self._graph = self._dense_fn = None
         dense = self._dense
         if dense is not None:
@@ -521,10 +522,12 @@ class OneHot(RuleTensor):
         """True if the parts may be replaced.
 
         No view, dense tensor or graph depends on the parts, and this tensor isn't an input of an
-        active transform.
+        active transform. In compiled code, the tensor may have views in other graphs.
         """
         is_read = self._dense is not None or self._parent is not None or self.has_views
-        return not (is_read or self.needs_grad or transform_level() > self._level)
+        if is_read or self.needs_grad or is_compiling():
+            return False
+        return transform_level() <= self._level
 
     def replace_parts(self, result: OneHot) -> None:
         """Replace the values in place with those of `result`, of the same shape and dtype."""
@@ -643,20 +646,24 @@ class OneHot(RuleTensor):
         )  # fmt: skip
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        tensors, layout = flatten(tuple(map(_with_stored_values, self.parts)))
-        if self._grad_proxy is not None:
-            tensors.append(self._grad_proxy)
+        if self.is_modified:
+            if self._is_graph_input:
+                raise RuntimeError(
+                    "torch.compile cannot change a one-hot that was created outside of the graph, "
+                    "or a view of it; make it dense there: x = x.to_dense()"
+                )
+            # Other operations would fail here, because AOTAutograd isn't tracing.
+            parts: tuple[Part, ...] = (DenseColumns(self.materialize()),)
+            proxy, axis_layout = None, None
+        else:
+            parts, proxy, axis_layout = self.parts, self._grad_proxy, self._axis_layout
+        tensors, layout = flatten(tuple(map(_with_stored_values, parts)))
+        if proxy is not None:
+            tensors.append(proxy)
         names = [f"_tensor_{i}" for i in range(len(tensors))]
         for name, tensor in zip(names, tensors, strict=True):
             setattr(self, name, tensor)
-        settings = (
-            self.cached_dtype,
-            layout,
-            self._grad_proxy is not None,
-            self.fill,
-            self._axis_layout,
-        )
-        return names, settings
+        return names, (self.cached_dtype, layout, proxy is not None, self.fill, axis_layout)
 
     @staticmethod
     def __tensor_unflatten__(
@@ -665,9 +672,11 @@ class OneHot(RuleTensor):
         dtype, part_layout, has_proxy, fill, layout = context
         tensors = list(inner.values())
         proxy = tensors.pop() if has_proxy else None
-        return OneHot(
+        result = OneHot(
             unflatten(tensors, part_layout), dtype, proxy, stride=stride, fill=fill, layout=layout
         )
+        result._is_graph_input = any(isinstance(t, FunctionalTensor) for t in inner.values())
+        return result
 
 
 def _may_record_use() -> bool:

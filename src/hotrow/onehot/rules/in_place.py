@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import running_count
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, rule
@@ -48,7 +47,7 @@ def _replace(x: OneHot, result: Any) -> Any:
     """Give x the values of the result, or leave the operation to torch."""
     if result is USE_TORCH:
         return USE_TORCH
-    if not isinstance(result, OneHot) or result.grad_proxy is not None or is_compiling():
+    if not isinstance(result, OneHot) or result.grad_proxy is not None:
         return NotImplemented
     if (result.sizes, result.strides) != (x.sizes, x.strides):
         return NotImplemented
@@ -91,7 +90,7 @@ def _fill_where(x: OneHot, mask: Any, value: Any) -> Any:
 @rule(Tensor.fill_, Tensor.zero_, any_layout=True)
 def _(func: Any, x: Any, value: Any = 0) -> Any:
     """Fill a one-hot with a number; code may scatter into it later, as for label smoothing."""
-    if not isinstance(x, OneHot) or not isinstance(value, int | float) or is_compiling():
+    if not isinstance(x, OneHot) or not isinstance(value, int | float):
         return NotImplemented
     if not x.is_unused or x._axis_layout is not None:
         return NotImplemented
@@ -113,6 +112,8 @@ def _(func: Any, x: Any, dim: Any, index: Any, value: Any) -> Any:
 def _fill_rows(x: OneHot, rows: Any, value: Any) -> Any:
     """Write a number to the rows that a bool mask or a list of row numbers selects."""
     if not isinstance(rows, Tensor) or isinstance(rows, OneHot) or not rows.ndim:
+        return NotImplemented
+    if not x.is_unused:
         return NotImplemented
     if rows.dtype == torch.int64 and rows.ndim == 1 and rows.device == x.cached_device:
         if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= x.sizes[0]):
@@ -153,7 +154,7 @@ def _clear_column(x: OneHot, rows: Any, column: int, value: Any) -> Any:
     field, count = x.field, x.sizes[-1]
     is_column = rows is Ellipsis or (len(x.sizes) == 2 and _is_full(rows))
     is_zero = isinstance(value, int | float) and value == 0
-    if field is None or not is_column or not is_zero or not x.is_unused or is_compiling():
+    if field is None or not is_column or not is_zero or not x.is_unused:
         return NotImplemented
     if not -count <= column < count or isinstance(column, bool):
         return NotImplemented  # torch raises an error

@@ -209,7 +209,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     if not (is_supported and isinstance(result, OneHot)):
         raise RuntimeError(
             f"{func.__name__} cannot change the shape of a one-hot that has views or comes from an "
-            f"autograd.Function; use x = x.{name}(...)"
+            f"autograd.Function, or in compiled code; use x = x.{name}(...)"
         )
     x.reshape_in_place(result, lambda t: func(t, *args, **kwargs))
     return x

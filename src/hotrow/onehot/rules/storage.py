@@ -20,7 +20,7 @@ from hotrow.table.nested import find_instances
     any_layout=True,
 )
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
-    x.materialize(permanent=not is_compiling())
+    x.materialize(permanent=True)
     return NotImplemented
 
 
