@@ -45,6 +45,13 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _forget_compiled_code() -> None:
+    # torch.compile gives up on a function that earlier tests have compiled in many variants.
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _end_rank_processes() -> Generator[None]:
     yield

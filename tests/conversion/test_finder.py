@@ -1047,7 +1047,6 @@ class Fields(nn.Module):
 
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 def test_torch_compile_gives_the_same_results(dynamic):
-    torch._dynamo.reset()
     model = Fields()
     other = convert(copy.deepcopy(model))
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -1085,7 +1084,6 @@ def test_torch_compile_gives_the_same_results(dynamic):
     ],
 )
 def test_torch_compile_with_each_pattern(text):
-    torch._dynamo.reset()
     model = with_forward(text)()
     other = convert(copy.deepcopy(model))
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
@@ -1184,7 +1182,6 @@ class GraphBreaksInLoop(nn.Module):
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised at a graph break
 @pytest.mark.parametrize("to", ["lookup", "matmul"])
 def test_compiled_model_with_a_graph_break_in_a_loop(to):
-    torch._dynamo.reset()
     model = GraphBreaksInLoop()
     other = convert(copy.deepcopy(model), to, min_entries=0)
     compiled = torch.compile(other, backend="eager")
@@ -1194,7 +1191,6 @@ def test_compiled_model_with_a_graph_break_in_a_loop(to):
 
 
 def test_compiled_model_trains():
-    torch._dynamo.reset()
     model, other = both()
     compiled = torch.compile(other, backend="aot_eager")
     for run, make, each in (

@@ -264,7 +264,6 @@ def test_two_optimizers_can_alternate():
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_a_compiled_model_reads_settled_rows(kind):
-    torch._dynamo.reset()
     results = []
     for convert, package in ((hotrow.convert, hotrow.optim), (lambda m: m, torch.optim)):
         torch.manual_seed(0)

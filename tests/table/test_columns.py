@@ -746,7 +746,6 @@ def test_zero_grad_to_zeros_matches_dense_training():
 
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_a_compiled_model_reads_settled_rows(in_graph):
-    torch._dynamo.reset()
     call = lambda weight, ids: look_up(weight, ids, True)  # noqa: E731
     call = torch.compiler.allow_in_graph(call) if in_graph else call
     compiled = torch.compile(call, backend="aot_eager", fullgraph=in_graph and None)

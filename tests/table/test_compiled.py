@@ -64,11 +64,6 @@ def run(model, library, call, dtype=torch.float32):
     return model
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("lookups", [1, 2, 3])
 def test_a_compiled_model_trains_like_torch_and_keeps_rows(backend, lookups):
