@@ -144,6 +144,18 @@ def test_clip_grad_value_matches_dense(foreach):
     assert_same_bits(rows[0].weight.grad.as_dense(), plain[0].weight.grad)
 
 
+@pytest.mark.parametrize("change", [torch.abs, torch.clone, lambda g: g * 2.0])
+def test_operations_on_the_gradient_in_inference_mode(change):
+    table = hotrow.convert(nn.Embedding(9, 3), min_entries=0)
+    assert isinstance(table.weight, Table)
+    table(torch.tensor([1, 4, 1])).square().sum().backward()
+    gradient = table.weight.grad
+    with torch.inference_mode():
+        found = change(gradient)
+    assert isinstance(found, RowGradient)
+    assert_same_bits(found.as_dense(), change(gradient.clone().as_dense()))
+
+
 def test_clipping_does_not_change_the_output_gradient():
     layer = nn.Embedding(4, 2)
     Table.adopt(layer.weight)

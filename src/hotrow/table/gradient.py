@@ -26,6 +26,10 @@ from hotrow.table.protocols import GradientShards
 aten = torch.ops.aten
 
 
+def _version(rows: Tensor) -> int:
+    return 0 if rows.is_inference() else rows._version  # inference tensors don't count changes
+
+
 @dataclass
 class _RowStorage:
     """The rows of a gradient. Aliases of the gradient, such as `grad.data`, share these rows."""
@@ -40,7 +44,7 @@ class _RowStorage:
     def __post_init__(self) -> None:
         if self.rows.requires_grad:  # with create_graph, the rows have a grad_fn
             self.rows = self.rows.detach()
-        self.version = self.rows._version
+        self.version = _version(self.rows)
 
     @property
     def ids(self) -> Tensor:
@@ -52,7 +56,7 @@ class _RowStorage:
         if isinstance(self.batch, DeviceIds):
             indices = (self.batch.flat >= 0).nonzero()[:, 0]
             self.batch, self.rows = self.batch.ids()[indices], self.rows[indices]
-            self.version = self.rows._version
+            self.version = _version(self.rows)
         return self
 
     def has_all_rows(self, count: int) -> bool:
@@ -151,7 +155,7 @@ class RowGradient(Tensor):
         if storage.is_merged and not isinstance(storage.batch, DeviceIds):
             inverse = torch.arange(len(storage.ids), device=storage.ids.device)
             return GroupedGradients(DistinctIds(storage.ids, inverse), storage.rows)
-        if storage.rows._version != storage.version and not storage.is_merged:
+        if _version(storage.rows) != storage.version and not storage.is_merged:
             raise HotrowError(
                 "the gradient of a lookup's output was changed in place after backward, but it "
                 "shares memory with the table's gradient",
