@@ -551,6 +551,30 @@ def test_compiled_function_cannot_change_a_one_hot_from_outside(run):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
+@pytest.mark.parametrize("read", [
+    lambda x: x[..., :2], lambda x: x[..., 1], lambda x: x.narrow(-1, 0, 3), lambda x: x.flatten(),
+    lambda x: x.chunk(2, -1)[1], lambda x: x.mT.diagonal(dim1=-2, dim2=-1),
+    lambda x: x.unfold(-1, 2, 2),
+])  # fmt: skip
+def test_compiled_function_reads_views_of_a_one_hot_from_outside(read):
+    x = one_hot(IDS, CLASSES, torch.float32)
+    compiled = torch.compile(lambda x: (read(x) * 2, x @ TABLE), backend="aot_eager")
+    for found, expected in zip(compiled(x), (read(x.to_dense()) * 2, x @ TABLE), strict=True):
+        assert_values(found, expected)
+    assert not x.is_modified
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
+def test_compiled_code_after_a_graph_break_reads_columns():
+    def model(ids):
+        x = one_hot(ids, CLASSES, torch.float32)
+        torch._dynamo.graph_break()
+        return x[..., :2] @ TABLE[:2]
+
+    assert_values(torch.compile(model, backend="aot_eager")(IDS), model(IDS))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
 def test_compiled_function_of_a_leaf_raises_unless_dense():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x @ TABLE, backend="aot_eager")

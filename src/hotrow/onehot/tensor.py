@@ -87,7 +87,8 @@ class OneHot(RuleTensor):
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor] | None
     # The version of `_dense` that matches the parts; None if `_dense` may differ from the parts.
-    _dense_version: int | None
+    _dense_version: int | None  # None if the dense tensor permanently replaces the parts
+    _created_version: int  # the version of the dense tensor when it was created
     _graph: Any  # the autograd node that passes this tensor's gradient on; see `connect`
     # The autograd node of the dense tensor that `connect` connected this tensor to, or None if it
     # connected this tensor to the parts.
@@ -145,6 +146,7 @@ class OneHot(RuleTensor):
         self.difference, self.was_read, self.is_recorded = None, False, is_recorded
         self.grad_holder = self.parameter = None
         self._dense, self._dense_version, self._graph = None, 0, None
+        self._created_version = 0
         self._dense_node, self._is_graph_input = None, False
         self._level = 0 if is_compiling() else transform_level()
         if self._has_trained_parts:
@@ -376,8 +378,10 @@ class OneHot(RuleTensor):
                     self._dense = view(parent.materialize(permanent and is_compiling(), True))
                     if self._grad_proxy is not None and self.is_leaf_or_view_of_leaf:
                         self._dense = self._connect_to_proxy(self._dense)
-            has_version = not (is_modified or self._dense.is_inference())
-            self._dense_version = self._dense._version if has_version else None
+            is_inference = self._dense.is_inference()
+            self._created_version = 0 if is_inference else self._dense._version
+            has_version = not (is_modified or is_inference)
+            self._dense_version = self._created_version if has_version else None
         if permanent:
             self._dense_version = None
             if self._parent is not None:
@@ -646,17 +650,17 @@ class OneHot(RuleTensor):
         )  # fmt: skip
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        if self.is_modified:
-            if self._is_graph_input:
-                raise RuntimeError(
-                    "torch.compile cannot change a one-hot that was created outside of the graph, "
-                    "or a view of it; make it dense there: x = x.to_dense()"
-                )
+        parts, proxy, axis_layout = self._parts, self._grad_proxy, self._axis_layout
+        if not self.is_modified:
+            parts = self.parts
+        elif not self._is_graph_input:
             # Other operations would fail here, because AOTAutograd isn't tracing.
-            parts: tuple[Part, ...] = (DenseColumns(self.materialize()),)
-            proxy, axis_layout = None, None
-        else:
-            parts, proxy, axis_layout = self.parts, self._grad_proxy, self._axis_layout
+            parts, proxy, axis_layout = (DenseColumns(self.materialize()),), None, None
+        elif self._dense is None or self._dense._version != self._created_version:
+            raise RuntimeError(
+                "torch.compile cannot change a one-hot that was created outside of the graph, or a "
+                "view of it; make it dense there: x = x.to_dense()"
+            )
         tensors, layout = flatten(tuple(map(_with_stored_values, parts)))
         if proxy is not None:
             tensors.append(proxy)
