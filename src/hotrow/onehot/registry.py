@@ -312,7 +312,7 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         values, options = _materialized(args[1:]), _materialized(kwargs)
         written[0].replace_memory(lambda t: func(t, *values, **options))
         return written[0]
-    for x in _shared_by_schema(func, args, kwargs):  # `x.data` has a version counter of its own
+    for x in _shared_by_schema(func, args, kwargs):  # `x.data` has another version counter
         x.materialize(permanent=True)
     return func(*_materialized(args), **_materialized(kwargs))
 

@@ -87,7 +87,7 @@ class OneHot(RuleTensor):
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor] | None
     # The version of `_dense` that matches the parts; None if `_dense` may differ from the parts.
-    _dense_version: int | None  # None if the dense tensor permanently replaces the parts
+    _dense_version: int | None
     _created_version: int  # the version of the dense tensor when it was created
     _graph: Any  # the autograd node that passes this tensor's gradient on; see `connect`
     # The autograd node of the dense tensor that `connect` connected this tensor to, or None if it

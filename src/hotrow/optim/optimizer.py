@@ -416,7 +416,7 @@ class RowOptimizer(_Optimizer):
         for group, each in self._tables():
             state = self.table_state(table) if each is table else None
             if state and (run is None or state is not run.state):
-                self._prepare_lag(table, self._numeric(group)).replaced = None
+                self._prepare_lag(table, numeric_group(group, self.defaults)).replaced = None
 
     def _drop_initial_state(self) -> None:
         """Drop the state that torch's constructor has created for tables on disk.
@@ -477,15 +477,14 @@ class RowOptimizer(_Optimizer):
         """
         optimizers = self, *others
         lags = [
-            (lag, each._numeric(group)) for each in optimizers for group, lag in each._gpu_lags()
+            (lag, numeric_group(group, each.defaults))
+            for each in optimizers
+            for group, lag in each._gpu_lags()
         ]
         with PostponedSignals(), torch.no_grad():
             graphs.replay(graph, lags)
             for each in optimizers:
                 each._count += 1
-
-    def _numeric(self, group: ParamGroup) -> ParamGroup:
-        return numeric_group(group, self.defaults)
 
     def _gpu_lags(self) -> list[tuple[ParamGroup, RowLag]]:
         """Return the lag of each table that has a gradient or is part of a CUDA graph."""
@@ -554,7 +553,9 @@ class RowOptimizer(_Optimizer):
                 self._loaded = frozenset(table for _, table in self._tables())
                 for group, table in self._tables():
                     if table.backing is not None:
-                        self._replace_last_run(table, table.backing, self._numeric(group))
+                        self._replace_last_run(
+                            table, table.backing, numeric_group(group, self.defaults)
+                        )
 
     def _replace_last_run(self, table: Table, backing: Backing, group: ParamGroup) -> None:
         """Let the next save of a table on disk contain the state that was loaded.
