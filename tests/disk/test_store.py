@@ -549,6 +549,7 @@ def test_rows_settle_before_another_optimizer_trains(tmp_path):
 
 LARGE = """
 import math, sys, torch, hotrow
+from hotrow.bench.memory import resident_bytes
 from hotrow import disk
 ROWS = 80_000_000
 with disk.create(sys.argv[1], ROWS, 64) as store:
@@ -562,9 +563,7 @@ with disk.create(sys.argv[1], ROWS, 64) as store:
         optimizer.step()
         if t % 4 == 3:
             store.save()
-    for line in open("/proc/self/status"):
-        if line.startswith("VmHWM"):
-            print(int(line.split()[1]) * 1024)
+    print(resident_bytes("VmHWM"))
 """
 
 
