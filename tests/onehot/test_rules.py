@@ -417,6 +417,7 @@ KEPT = """
     x / torch.full((2, 3, 1), 2.0)
     (x * 2).sum(1)
     F.dropout(x, 0.5, training=False)
+    F.dropout(x, 0.0, training=True)
     torch.nn.Dropout().eval()(x)
     torch.nn.Flatten()(x)
     torch.nn.Identity()(x)
@@ -668,7 +669,6 @@ def test_deprecated_arguments_match_torch(run):
     x == 1
     x.exp()
     x.softmax(-1)
-    F.dropout(x, 0.0, training=True)
     F.pad(x, (1, 1))
     x @ x.transpose(1, 2)
     torch.ones(2, 3) @ x

@@ -332,6 +332,7 @@ def test_compiled_function_of_a_running_count_or_a_column_matches_torch():
     torch.add(x, x, out=x); x @ W
     torch.nn.init.ones_(x); x @ W
     F.dropout(x, 0.5, training=False).zero_(); x @ W
+    F.dropout(x, 0.0).zero_(); x @ W
     y = x.add_(1); y is x
     y = x[0].add_(1); y @ W, x @ W
     y = x[0]; x.zero_(); y @ W, y.sum()
@@ -497,29 +498,68 @@ def test_compiled_write_takes_effect(run, backend):
 """
 )
 def test_compiled_views_share_memory(run, way):
-    torch._dynamo.reset()
     ours, types = _Model(run), []
     dense = run(F.one_hot(IDS, CLASSES).float())
     ours.record = lambda x: types.append(type(x))
     assert_values(ours(IDS), dense)
     assert types == [OneHot]
-    ours.record = lambda x: None
+    del ours.record
+    assert_values(_compile(ours, way)(IDS), dense)
+
+
+@pytest.mark.parametrize("way", ["eager", "aot_eager", "export", "strict export"])
+@statements(
+    """
+    with torch.no_grad(): x[0, 1] = 2; x @ W
+    with torch.no_grad(): x.mul_(3); x @ W
+    with torch.no_grad(): x.mT[0, 1].fill_(5); x @ W
+    y = x.mT; with torch.no_grad(): x[0, 1] = 2; y.mT @ W
+    y = x[..., 1:3]; with torch.no_grad(): y.mul_(2); x @ W
+    with torch.no_grad(): y = x.exp(); x.exp() + y
+    with torch.no_grad(): y = torch.cumsum(x, 0); torch.cumsum(x, 0) + y
+    with torch.no_grad(): y = x.softmax(-1); y + x
+    with torch.no_grad(): y = (x / 3).bfloat16(); torch.cumsum(y, 0) + x
+    with torch.no_grad(): y = x[1]; y + x
+    with torch.no_grad(): y = x[..., 1:4]; F.pad(y, (1, 1)) + x
+    with torch.no_grad(): y = x.mT; y.mT * 2 + x
+    with torch.no_grad(), torch.enable_grad(): y = x.cumsum(0); y @ W
+    x[0, 1] = 2; x @ W
+    """
+)
+def test_compiled_code_without_grad(run, way):
+    weight = torch.nn.Parameter(torch.arange(1.0, 4.0)[:, None])
+
+    def gradient(model):
+        weight.grad = None
+        values = model(IDS)
+        values.square().sum().backward()
+        return values.detach(), weight.grad
+
+    dense = gradient(lambda ids: run(F.one_hot(ids, CLASSES) * weight))
+    ours = _Model(run, weight)
+    assert_values(gradient(ours), dense)
+    assert_values(gradient(_compile(ours, way)), dense)
+
+
+def _compile(model, way):
+    torch._dynamo.reset()
     if "export" in way:
-        compiled = torch.export.export(ours, (IDS,), strict=way == "strict export").module()
-    else:
-        compiled = torch.compile(ours, backend=way, fullgraph=True)
-    assert_values(compiled(IDS), dense)
+        return torch.export.export(model, (IDS,), strict=way == "strict export").module()
+    return torch.compile(model, backend=way, fullgraph=True)
 
 
 class _Model(torch.nn.Module):
-    def __init__(self, run):
+    def __init__(self, run, weight=None):
         super().__init__()
-        self.run = run
+        self.run, self.weight = run, weight
 
     def forward(self, ids):
         x = one_hot(ids, CLASSES, torch.float32)
         self.record(x)
-        return self.run(x)
+        return self.run(x if self.weight is None else x * self.weight)
+
+    def record(self, x):
+        pass
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input

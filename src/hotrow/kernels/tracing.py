@@ -129,6 +129,36 @@ def is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
+@contextmanager
+def outside_inference_mode(is_grad_enabled: bool) -> Iterator[None]:
+    """Leave the inference mode and set the grad mode, also for `torch.export`.
+
+    While `torch.export` traces an operation of a tensor subclass, it doesn't record by itself that
+    the grad mode changes.
+    """
+    was_enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_grad_enabled):
+        if was_enabled == is_grad_enabled or not is_exporting():
+            yield
+            return
+        _record_grad_mode(is_grad_enabled)
+        try:
+            yield
+        finally:
+            _record_grad_mode(was_enabled)
+
+
+def _record_grad_mode(is_enabled: bool) -> None:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    if mode is not None:
+        node = mode.tracer.create_node(
+            "call_function", torch._C._set_grad_enabled, (is_enabled,), {}
+        )
+        node.meta["val"] = None
+
+
 def may_trace() -> bool:
     """Return whether `torch.compile` may trace the functions that the caller calls next.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import at_transform_level, is_compiling
+from hotrow.kernels.tracing import at_transform_level, is_compiling, outside_inference_mode
 from hotrow.onehot.gradient import transform_proxy
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Part
@@ -116,7 +116,7 @@ def derive(
         source, has_graph = x.snapshot(), torch.is_grad_enabled()
 
         def dense_fn() -> Tensor:
-            with torch.set_grad_enabled(has_graph):
+            with outside_inference_mode(has_graph):
                 return dense_transform(source.materialize())
 
     fill = x.fill if fill is None else fill

@@ -19,6 +19,7 @@ from hotrow.kernels.tracing import (
     is_compiling,
     is_in_function,
     is_transforming,
+    outside_inference_mode,
     transform_level,
     without_make_fx,
 )
@@ -123,7 +124,7 @@ class OneHot(RuleTensor):
         fill: float = 0,
         layout: Layout | None = None,
     ) -> OneHot:
-        is_recorded = torch.is_grad_enabled() or is_compiling()
+        is_recorded = torch.is_grad_enabled()
         if not is_recorded:
             parts, grad_proxy = [part.map(_without_gradient) for part in parts], None
         first = parts[0].batch_tensor
@@ -366,10 +367,9 @@ class OneHot(RuleTensor):
             # Without the modes, a search for one-hots would find the tensors created here.
             with (
                 without_make_fx(),
-                torch.inference_mode(False),
-                torch.set_grad_enabled(self.is_recorded or self._parent is None),
-                torch._C._SetExcludeDispatchKeyGuard(_VIEWS, False),
                 torch._C.DisableTorchFunction(),
+                outside_inference_mode(self.is_recorded or self._parent is None),
+                torch._C._SetExcludeDispatchKeyGuard(_VIEWS, False),
             ):
                 if self._parent is None:
                     self._dense = self.compute_dense()

@@ -101,7 +101,7 @@ def _only(value: Any) -> int | None:
 def _(
     func: Any, input: OneHot, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
-    if training:
+    if training and p != 0:
         return NotImplemented
     func(meta_tensor(input), p, training)  # raises torch's errors
     return input
