@@ -237,11 +237,12 @@ class RowOptimizer(_Optimizer):
     def _discard_new_state(self, tables: list[tuple[ParamGroup, Table]]) -> None:
         """Remove the state that a failed first step has created.
 
-        As in torch, the initial state depends on the options of the first step.
+        As in torch, the initial state depends on the options of the first step. The state of a
+        step that has changed rows stays, so that later reads and steps raise an error.
         """
         for _, table in tables:
             lag = table.lag
-            if isinstance(lag, RowLag) and lag.replaced is not None:
+            if isinstance(lag, RowLag) and lag.replaced is not None and not lag.is_broken:
                 lag.discard()
                 run = last_run(table)
                 if run is None or run.state is not self.state.get(table):
