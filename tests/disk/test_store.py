@@ -975,6 +975,26 @@ def test_a_save_without_the_state_of_a_second_parameter_is_refused(tmp_path):
         store.save()
 
 
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda layer: setattr(layer, "weight", torch.nn.Parameter(layer.weight)),
+        lambda layer: layer.load_state_dict(layer.state_dict(), assign=True),
+    ],
+    ids=["assign a parameter", "load with assign"],
+)
+def test_a_save_without_the_state_of_a_replaced_weight_is_refused(replace, trains, tmp_path):
+    with disk.create(tmp_path / "table", 10, 2) as store:
+        replace(store.layer)
+        if trains:
+            optimizer = hotrow.optim.Adam(store.layer.parameters())
+            store.layer(torch.tensor([1])).sum().backward()
+            optimizer.step()
+        with pytest.raises(HotrowError, match="no longer uses .* set layer.weight = store.table"):
+            store.save()
+
+
 def test_close_closes_all_files_at_once(tmp_path):
     with disk.create(tmp_path / "table", 10, 2) as store:
         optimizer = hotrow.optim.Adam(store.layer.parameters())

@@ -108,10 +108,13 @@ def test_reads_and_steps_raise_after_only_some_tables_took_a_step(name, dtype, m
     assert_all_uses_raise(layers, optimizer)
 
 
-def test_reads_and_steps_raise_after_the_scalars_of_a_step_were_not_written(monkeypatch):
+@pytest.mark.parametrize("earlier_steps", [0, 3])
+def test_reads_and_steps_raise_after_the_scalars_of_a_step_were_not_written(
+    earlier_steps, monkeypatch
+):
     layers, optimizer = make_run("NAdam")
-    train(layers, optimizer, range(3))
-    backward(layers, optimizer, 3)
+    train(layers, optimizer, range(earlier_steps))
+    backward(layers, optimizer, earlier_steps)
     with monkeypatch.context() as patch:
         patch.setattr(RowLag, "write_scalars", fail)
         with pytest.raises(MemoryError):

@@ -380,19 +380,20 @@ class Store:
 
     def _check_mapping(self) -> None:
         """Check that a save of the files would contain the table and its optimizer state."""
-        weight, layout = self.layer.weight, self.state_files.used[TABLE].layout
-        current = weight.raw_data if isinstance(weight, Table) else weight
-        is_table = weight is self.table or current.data_ptr() == self.table.raw_data.data_ptr()
+        current, layout = self.table.raw_data, self.state_files.used[TABLE].layout
         is_like_files = (current.dtype, tuple(current.shape)) == (layout.dtype, layout.shape)
+        # Another parameter may share the rows, but the save would lack its optimizer state.
+        is_table = self.layer.weight is self.table
         if not (is_table and is_like_files and current.is_cpu):
             raise HotrowError(
                 f"the table in {self.folder} no longer uses its memory-mapped files, for example "
-                "after layer.double() or an assignment to layer.weight",
+                "after layer.double(), an assignment to layer.weight or "
+                "layer.load_state_dict(..., assign=True)",
                 fix=f"set layer.weight = store.table, and convert it back to {layout.dtype} and "
                 f"shape {layout.shape} on the CPU, for example with layer.float()",
             )
         for other in all_tables():
-            if other is weight or not isinstance(other.lag, RowLag):
+            if other is self.table or not isinstance(other.lag, RowLag):
                 continue
             if other.raw_data.data_ptr() == current.data_ptr():
                 raise HotrowError(
