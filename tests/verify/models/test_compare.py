@@ -599,6 +599,68 @@ class InObject(Hidden):
         return Holder([scores.detach() + wrong])
 
 
+class Base:
+    __slots__ = ("__secret", "__weakref__", "value")
+
+    def __init__(self, value):
+        self.__secret = value
+
+
+class Slotted(Base):
+    """An object with slots and a dict."""
+
+
+class InSlot(Hidden):
+    def compute(self, scores, wrong, given):
+        answer = Slotted(0)
+        answer.other, answer.value = scores, scores.detach() + wrong
+        return answer
+
+
+class InPrivateSlot(Hidden):
+    def compute(self, scores, wrong, given):
+        return Base(scores.detach() + wrong)
+
+
+class Marked(dict):
+    pass
+
+
+class MarkedList(list):
+    pass
+
+
+class MarkedArray(np.ndarray):
+    pass
+
+
+def mark(value, mark, itself=True):
+    value.mark = mark
+    if itself:
+        value.itself = value
+    return value
+
+
+class InAttributeOfDict(Hidden):
+    def compute(self, scores, wrong, given):
+        return mark(Marked(scores=scores), scores.detach() + wrong)
+
+
+class InAttributeOfEmptyList(Hidden):
+    def compute(self, scores, wrong, given):
+        return mark(MarkedList(), scores.detach() + wrong)
+
+
+class InAttributeOfTensor(Hidden):
+    def compute(self, scores, wrong, given):
+        return mark(scores + 0, scores.detach() + wrong)
+
+
+class InArrayWithAttribute(Hidden):
+    def compute(self, scores, wrong, given):
+        return mark((np.arange(3.0) + wrong).view(MarkedArray), 0, itself=False)
+
+
 class InText(Hidden):
     def compute(self, scores, wrong, given):
         return {"label": "ab"[wrong]}
@@ -734,6 +796,12 @@ class InMissingGradient(Hidden):
     [
         (InDistribution, "output[1].scale", None),
         (InObject, "output[1].value[0]", None),
+        (InSlot, "output[1].value", None),
+        (InPrivateSlot, "output[1]._Base__secret", None),
+        (InAttributeOfDict, "output[1].mark", None),
+        (InAttributeOfEmptyList, "output[1].mark", None),
+        (InAttributeOfTensor, "output[1].mark", None),
+        (InArrayWithAttribute, "output[1]", None),
         (InText, "text of output[1]['label']", "'a' in the plain model, 'b' in the converted"),
         (InEnum, "text of output[1]", "<Color.RED: 0> in the plain model, <Color.BLUE: 1> in"),
         (InSet, "text of output[1]", "{'a', 'b', 0} in the plain model, {'a', 'b', 1} in"),
@@ -783,6 +851,20 @@ def test_every_result_is_compared(model, name, note):
     assert found
     assert set(verdicts(found).values()) == {"bitwise"}
     assert found.notes == ()
+
+
+def test_an_item_that_is_also_an_attribute_is_compared_once():
+    class Record(dict):
+        def __init__(self, **items):
+            super().__init__(items)
+            self.__dict__ = self
+
+    class Model(Hidden):
+        def compute(self, scores, wrong, given):
+            return Record(scores=scores + 0, mean=scores.mean())
+
+    outputs = {name for name in verdicts(run(Model, STATES)) if name.startswith("output[1]")}
+    assert outputs == {"output[1]['scores']", "output[1]['mean']"}
 
 
 def test_changed_weights_of_an_embedding_with_max_norm_are_compared():

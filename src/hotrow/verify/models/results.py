@@ -6,7 +6,7 @@ A result that is not a tensor becomes one. For a text, the values of this tensor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from enum import Enum
 from types import ModuleType
@@ -25,6 +25,7 @@ _TORCH_TEXTS = torch.Size, torch.dtype, torch.device, torch.layout
 _TEXTS = *_PLAIN_TEXTS, *_TORCH_TEXTS  # compared by their repr
 _NUMBERS = bool, int, float, complex
 _UNREADABLE = nn.Module, ModuleType, type
+_CONTAINERS = Tensor, np.ndarray, Mapping, Sequence, Set
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
@@ -38,25 +39,53 @@ def named_leaves(
     seen = {} if seen is None else seen
     if isinstance(value, OneHot):
         value = value.materialize()
-    items: list[tuple[str, Any]] = []
-    if isinstance(value, (Tensor, *_NUMBERS, *_TEXTS, *_UNREADABLE)):
-        pass
-    elif isinstance(value, Mapping):
-        items = [(f"[{key!r}]", each) for key, each in value.items()]
-    elif isinstance(value, Sequence):
-        items = [(f"[{index}]", each) for index, each in enumerate(value)]
-    elif objects or dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        attributes = {field.name: getattr(value, field.name) for field in fields}
-        attributes |= getattr(value, "__dict__", {})
-        items = [(f".{key}", each) for key, each in attributes.items()]
-        if items and id(value) in seen:
-            return
-        seen[id(value)] = value  # keep the object alive, so that no other gets its id
-    if not items:
+    if isinstance(value, (*_NUMBERS, *_TEXTS, *_UNREADABLE)):
         yield name, value
-    for path, each in items:
+        return
+    contents: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        contents = [(f"[{key!r}]", each) for key, each in value.items()]
+    elif isinstance(value, Sequence):
+        contents = [(f"[{index}]", each) for index, each in enumerate(value)]
+    is_object = not isinstance(value, _CONTAINERS)
+    attributes = _attributes(value) if objects or dataclasses.is_dataclass(value) else {}
+    if attributes and id(value) in seen:
+        if is_object:
+            return
+        attributes = {}
+    if attributes:
+        seen[id(value)] = value  # keep the object alive, so that no other gets its id
+    if not (contents or (is_object and attributes)):
+        yield name, value
+    for path, each in [*contents, *((f".{key}", each) for key, each in attributes.items())]:
         yield from named_leaves(each, name + path, objects, seen)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, including slots.
+
+    For containers, these are the public attributes that aren't also items of a mapping.
+    """
+    names: list[str] = []
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for slot in [slots] if isinstance(slots, str) else slots:
+            is_private = slot.startswith("__")
+            names.append(f"_{cls.__name__.lstrip('_')}{slot}" if is_private else slot)
+    attributes = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    attributes = {**attributes, **getattr(value, "__dict__", {})}
+    if not isinstance(value, _CONTAINERS):
+        return attributes
+    if isinstance(value, Tensor) and type(value) is not Tensor:
+        return {}  # a subclass may keep its values in attributes
+    items = value if isinstance(value, Mapping) else {}
+    return {
+        name: each
+        for name, each in attributes.items()
+        if not (name.startswith("_") or (name in items and items[name] is each))
+    }
 
 
 def collect_results(
