@@ -991,7 +991,7 @@ def test_a_save_without_the_state_of_a_replaced_weight_is_refused(replace, train
             optimizer = hotrow.optim.Adam(store.layer.parameters())
             store.layer(torch.tensor([1])).sum().backward()
             optimizer.step()
-        with pytest.raises(HotrowError, match="no longer uses .* set layer.weight = store.table"):
+        with pytest.raises(HotrowError, match=r"no longer uses .* set layer.weight = store.table"):
             store.save()
 
 

@@ -15,10 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import hotrow
 from hotrow import HotrowError
 from hotrow.optim.lag import RowLag
+from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
 from tests.support.exhaustive import exhaustive
@@ -204,6 +206,20 @@ def test_an_alias_of_the_state_shows_the_values_of_dense_training(route):
         continue_training(layers, optimizer)
         found.append(alias)
     assert_close(*found)
+
+
+def test_tree_map_copies_the_tensors_of_a_state():
+    (layers, optimizer), _ = make_runs()
+    state = optimizer.state[layers[0].weight]
+    assert type(state) is RowState
+    saved = tree_map(torch.clone, state)
+    expected = {name: value.clone() for name, value in state.items()}
+    continue_training(layers, optimizer)
+    assert not torch.equal(state["exp_avg"], expected["exp_avg"])
+    assert type(saved) is dict
+    assert saved.keys() == expected.keys()
+    for name, value in saved.items():
+        assert_same_bits(value, expected[name])
 
 
 def test_a_checkpoint_in_memory_is_not_an_alias():

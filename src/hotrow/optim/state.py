@@ -7,6 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from hotrow.table.row_change import trim_storage, untrimmed
 
@@ -96,3 +97,10 @@ def _has_rows(value: Any) -> TypeGuard[Tensor]:
 for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
     setattr(RowState, _name, getattr(MutableMapping, _name))
 RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]
+
+# `tree_map` treats a state like a dict, as in torch, and not like a single value.
+register_pytree_node(
+    RowState,
+    lambda state: (list(state.values()), list(state)),
+    lambda values, names: dict(zip(names, values, strict=True)),
+)
