@@ -143,6 +143,62 @@ def test_replicas_keep_the_same_bits_when_one_rank_reads(name, when):
     assert_all_the_same(rank_processes(2).run(read_on_one_rank, 2, name, when))
 
 
+GRADIENT_READS = {
+    "a hook": None,
+    "a view": lambda weight: weight.grad.view(-1).abs().max(),
+    "a transposed view": lambda weight: weight.grad.t().sum(),
+    "a row": lambda weight: weight.grad[3].tolist(),
+    "chunks": lambda weight: [part.sum() for part in weight.grad.chunk(2)],
+    "the storage": lambda weight: weight.grad.untyped_storage().data_ptr(),
+    "a quantile": lambda weight: torch.quantile(weight.grad, 0.5),
+    "a product": lambda weight: weight.grad @ weight.grad.T,
+    "a write of the same values": lambda weight: weight.grad.add_(0.0),
+    "a dense copy": lambda weight: setattr(weight, "grad", weight.grad.as_dense()),
+    "dense data": lambda weight: setattr(weight.grad, "data", weight.grad.as_dense()),
+}
+ASSIGNMENTS = ["a dense copy", "dense data"]  # these change the order of the sum in a norm
+
+
+def read_gradient_on_one_rank(count, name, accumulate):
+    """Train while only rank 0 reads the gradient of a table, or assigns its dense values."""
+    model = distribute(converted_model(), "replicate", count)
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=0.05)
+    weight, reads = model.user.weight, dist.get_rank() == 0
+    assert isinstance(weight, Table)
+    if name == "a hook" and reads:
+        weight.register_hook(lambda gradient: gradient.data.reshape(-1).abs().max() and None)
+    values = []
+    for t in range(40):
+        optimizer.zero_grad(set_to_none=t % 8 > 0 or name in ASSIGNMENTS)
+        for part in range(1 + accumulate):
+            backward(model, rank_batch(make_batch(2 * t + part), count, dist.get_rank()), count)
+            assert isinstance(weight.grad, RowGradient)
+            if name != "a hook" and reads:
+                GRADIENT_READS[name](weight)
+        if name not in ASSIGNMENTS:
+            values.append(nn.utils.clip_grad_norm_(weight, 0.01))
+        optimizer.step()
+        values.append(weight.grad.norm())
+    if name not in ASSIGNMENTS:
+        assert weight.lag is not None  # the steps use only rows
+    else:
+        values = values[:0]
+    return state_values(model, optimizer) | dict(enumerate(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "accumulate"),
+    [
+        (name, a)
+        for name in GRADIENT_READS
+        for a in (False, True)
+        if not (a and name in ASSIGNMENTS)
+    ],
+)
+def test_replicas_keep_the_same_bits_when_one_rank_reads_a_gradient(name, accumulate):
+    assert_all_the_same(rank_processes(2).run(read_gradient_on_one_rank, 2, name, accumulate))
+
+
 def train_with_an_alias(count):
     """Train while rank 1 has an alias of a table, so every step settles all rows on rank 1."""
     rank = dist.get_rank()

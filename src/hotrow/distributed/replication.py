@@ -4,7 +4,7 @@ Before a lookup for training, the ranks check that they all look up ids in the s
 code has written to a copy, they also check that all copies are equal. The backward pass exchanges
 the gradients of the touched rows. Before a step, the ranks check that their options are equal, and
 the states that they have loaded. If one rank has settled all its rows, the other ranks settle
-theirs.
+theirs. If one rank has a gradient of all rows, the other ranks step all rows too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hotrow.distributed.tables import (
 from hotrow.errors import HotrowError
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table, needs_gradient
+from hotrow.table.protocols import StepKind
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -200,11 +201,16 @@ class _Replicas:
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
     def prepare_step(
-        self, table: Table, options: Mapping[str, str], loaded: Mapping[str, Any] | None
-    ) -> None:
+        self,
+        table: Table,
+        options: Mapping[str, str],
+        loaded: Mapping[str, Any] | None,
+        kind: StepKind,
+    ) -> StepKind:
         """Check that all ranks step with the same options, and settle rows on all ranks or none.
 
-        `loaded` is the optimizer state if it was loaded after the last step, or None.
+        `loaded` is the optimizer state if it was loaded after the last step, or None. Return the
+        highest kind of all ranks, so that all ranks take the same kind of step.
 
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
@@ -213,16 +219,17 @@ class _Replicas:
         options = {"table": self.path, **options, "loaded state": state}
         lag_ended, is_settled = table.lag is None, not table.has_stale_rows
         checksum = zlib.crc32(repr(options).encode()) >> 1
-        values = [lag_ended, is_settled, checksum, -checksum]
+        values = [lag_ended, is_settled, int(kind), checksum, -checksum]
         maxima = torch.tensor(values, dtype=torch.int32, device=self.ranks.device)
         dist.all_reduce(maxima, dist.ReduceOp.MAX, group=self.ranks.group)
-        any_ended, any_settled, highest, negative_lowest = maxima.tolist()
+        any_ended, any_settled, highest_kind, highest, negative_lowest = maxima.tolist()
         if highest != -negative_lowest:
             self._raise_different_options(options)
         if table.lag is not None and any_ended:
             table.close_lag()
         elif any_settled:
             table.settle()
+        return StepKind(highest_kind)
 
     def _raise_different_options(self, options: Mapping[str, str]) -> NoReturn:
         """Raise an error that names the first option that differs between the ranks."""

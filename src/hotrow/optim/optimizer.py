@@ -23,6 +23,7 @@ from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim import graphs
 from hotrow.optim.dense_steps import (
+    Reason,
     TableGradient,
     copy_frozen_rows,
     dense_gradient,
@@ -51,7 +52,7 @@ from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
-from hotrow.table.protocols import Backing
+from hotrow.table.protocols import Backing, StepKind
 from hotrow.table.reading import raise_pending_error
 from hotrow.table.row_change import trim_storage
 
@@ -261,7 +262,7 @@ class RowOptimizer(_Optimizer):
         for _, table, _ in gradients:
             refuse_unsynchronized(table)
         reasons = find_reasons(self.rule, gradients, self.param_groups)
-        equal = self._prepare_replicas(gradients)
+        equal = self._prepare_replicas(gradients, reasons)
         dense, pending_steps = [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if isinstance(gradient, RowGradient) and reason is None:
@@ -291,24 +292,38 @@ class RowOptimizer(_Optimizer):
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
 
-    def _prepare_replicas(self, gradients: list[TableGradient]) -> list[Table]:
+    def _prepare_replicas(
+        self, gradients: list[TableGradient], reasons: list[Reason | None]
+    ) -> list[Table]:
         """Prepare a step of replicated tables; return those whose replicas are known to be equal.
+
+        If another rank takes a dense step of a table, set the table's reason in `reasons`.
 
         The tables are prepared in the same order on all ranks, even if the ranks list their
         parameters in different orders.
         """
         prepared = [
-            (replicas, group, table)
-            for group, table, _ in gradients
+            (replicas, index)
+            for index, (_, table, _) in enumerate(gradients)
             if (replicas := table.replicas) is not None
         ]
         if not prepared and not self._loaded:
             return []
-        for replicas, group, table in sorted(prepared, key=lambda each: each[0].sort_key):
+        for replicas, index in sorted(prepared, key=lambda each: each[0].sort_key):
+            group, table, gradient = gradients[index]
             loaded = self.state.get(table, {}) if table in self._loaded else None
-            replicas.prepare_step(table, self._describe_options(group), loaded)
+            kind = StepKind.DENSE
+            if isinstance(gradient, RowGradient) and reasons[index] is None:
+                kind = gradient.step_kind
+            kind = replicas.prepare_step(table, self._describe_options(group), loaded, kind)
+            if kind == StepKind.DENSE:
+                reasons[index] = reasons[index] or ("another rank takes one", "")
+            elif kind == StepKind.ALL_ROWS:
+                assert isinstance(gradient, RowGradient)
+                gradient.step_all_rows()
         self._loaded -= {table for _, table, _ in gradients}
-        return [table for _, _, table in prepared if table.has_equal_replicas]
+        tables = [gradients[index][1] for _, index in prepared]
+        return [table for table in tables if table.has_equal_replicas]
 
     def _describe_options(self, group: ParamGroup) -> dict[str, str]:
         """Return the optimizer's name and its options as text, to compare them between ranks."""

@@ -21,7 +21,7 @@ from hotrow.kernels.grouping import group
 from hotrow.kernels.operators import merge_rows
 from hotrow.kernels.tracing import never_compile_alone
 from hotrow.kernels.triton.batch import DeviceIds
-from hotrow.table.protocols import GradientShards
+from hotrow.table.protocols import GradientShards, StepKind
 
 aten = torch.ops.aten
 
@@ -40,6 +40,7 @@ class _RowStorage:
     columns: bool = False  # whether each stored row is a column of the gradient
     shards: GradientShards | None = None  # the processes that store the other rows
     includes_all_ranks: bool = False  # whether all processes have exchanged their gradients
+    touched: Tensor | None = None  # the ids before `store_all_rows`, which added rows of zeros
 
     def __post_init__(self) -> None:
         if self.rows.requires_grad:  # with create_graph, the rows have a grad_fn
@@ -63,6 +64,21 @@ class _RowStorage:
         """Return whether all `count` rows are stored, in order."""
         is_known = self.is_merged and not isinstance(self.batch, DeviceIds)
         return is_known and len(self.ids) == count
+
+    def touched_rows(self) -> tuple[Tensor, Tensor]:
+        """Return the stored ids and their rows, without the zeros that `store_all_rows` has added.
+
+        A process that only reads the gradient must use the same rows as the processes that don't.
+        If the processes haven't exchanged their gradients, the touched rows differ between them,
+        and other code may average the gradients later. In that case, return all stored rows.
+        """
+        touched = self.touched
+        if touched is None or not self.includes_all_ranks:
+            return self.ids, self.rows
+        is_row = touched >= 0
+        if self.rows.index_fill(0, touched[is_row], 0).any():  # other code has written to the rows
+            return self.ids, self.rows
+        return touched, self.rows[touched.clamp(min=0)].masked_fill(~is_row[:, None], 0)
 
     def transpose_if_columns(self, dense: Tensor) -> Tensor:
         """Convert between (V, D) and the gradient's shape; the result is a view."""
@@ -153,8 +169,9 @@ class RowGradient(Tensor):
         """Return the rows grouped by id, whether or not they have been summed."""
         storage = self.row_storage
         if storage.is_merged and not isinstance(storage.batch, DeviceIds):
-            inverse = torch.arange(len(storage.ids), device=storage.ids.device)
-            return GroupedGradients(DistinctIds(storage.ids, inverse), storage.rows)
+            ids, rows = storage.touched_rows()
+            inverse = torch.arange(len(ids), device=ids.device)
+            return GroupedGradients(DistinctIds(ids, inverse), rows)
         if _version(storage.rows) != storage.version and not storage.is_merged:
             raise HotrowError(
                 "the gradient of a lookup's output was changed in place after backward, but it "
@@ -172,6 +189,10 @@ class RowGradient(Tensor):
         """
         storage = self.merge().row_storage
         if storage.has_all_rows(self.count):  # add in place, which also updates views
+            if storage.touched is not None:
+                touched = torch.cat([storage.touched, ids])
+                counted = RowGradient(touched, rows.new_zeros(len(touched), 1), (self.count, 1))
+                storage.touched = counted.merge().row_storage.ids
             if devices.is_on_gpu(ids):
                 indices = (ids >= 0).nonzero()[:, 0]
                 ids, rows = ids[indices], rows[indices]
@@ -190,13 +211,30 @@ class RowGradient(Tensor):
         return storage.transpose_if_columns(zeros)
 
     def store_all_rows(self) -> Tensor:
-        """Store all V rows and return them; writing to them changes the gradient."""
-        storage = self.merge().row_storage.drop_empty()
+        """Store all V rows and return them; writing to them changes the gradient.
+
+        Other code may only read them, so a later step or norm compares them; see `touched_rows`.
+        """
+        storage = self.merge().row_storage
         if not storage.has_all_rows(self.count):
+            storage.touched = storage.ids
+            storage.drop_empty()
             # Make the rows contiguous, so that `view(-1)` works.
             storage.rows = storage.transpose_if_columns(self.as_dense().contiguous())
             storage.batch = torch.arange(self.count, device=storage.rows.device)
         return storage.rows
+
+    @property
+    def step_kind(self) -> StepKind:
+        """Whether a step uses the touched rows or all V rows."""
+        storage = self.row_storage
+        uses_all = storage.has_all_rows(self.count) and storage.touched_rows()[1] is storage.rows
+        return StepKind.ALL_ROWS if uses_all else StepKind.TOUCHED_ROWS
+
+    def step_all_rows(self) -> None:
+        """Make the next step use all V rows."""
+        self.store_all_rows()
+        self.row_storage.touched = None
 
     def with_rows(self, rows: Tensor) -> RowGradient:
         """Return a gradient with the same ids and different rows."""
@@ -207,6 +245,8 @@ class RowGradient(Tensor):
         result = RowGradient(ids, rows, self.shape, storage.is_merged, columns=storage.columns)
         result.row_storage.shards = storage.shards
         result.row_storage.includes_all_ranks = storage.includes_all_ranks
+        if storage.touched is not None:
+            result.row_storage.touched = storage.touched.to(rows.device)
         return result
 
     def alias(self) -> RowGradient:
@@ -323,7 +363,7 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
                 fix="use a positive order and no dimension",
             )
         return NotImplemented
-    rows = gradient.merge().row_storage.rows
+    _, rows = gradient.merge().row_storage.touched_rows()
     if rows.numel():
         result = func(rows.reshape(-1), order, **kwargs)
     else:  # torch raises an error for the infinity norm of an empty tensor
@@ -375,8 +415,7 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
         is_full = storage.has_all_rows(gradient.count)
         gradient = gradient.with_rows(storage.rows.clone() if is_full else storage.rows)
     if isinstance(other, RowGradient) and other.row_storage.columns == gradient.row_storage.columns:
-        storage = other.merge().row_storage
-        gradient.append(storage.ids, storage.rows)
+        gradient.append(*other.merge().row_storage.touched_rows())
     else:  # another use of the table, such as a tied output head, has a gradient for all rows
         dense = other.as_dense() if isinstance(other, RowGradient) else other
         rows = gradient.row_storage.transpose_if_columns(dense)
@@ -410,7 +449,9 @@ def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     storage = gradient.row_storage
     if storage.has_all_rows(gradient.count):  # write in place, which also updates views
-        return NotImplemented
+        storage.rows.zero_()
+        storage.touched = storage.ids[:0]
+        return gradient
     storage.batch, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient
 

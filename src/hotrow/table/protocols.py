@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from torch import Tensor
@@ -15,6 +16,14 @@ from hotrow.kernels.batch import DistinctIds
 from hotrow.table.row_change import RowChange
 
 _Table = TypeVar("_Table", bound=Tensor, contravariant=True)
+
+
+class StepKind(IntEnum):
+    """The rows whose gradients a step uses, from the fewest to all in torch's own step."""
+
+    TOUCHED_ROWS = 0
+    ALL_ROWS = 1
+    DENSE = 2
 
 
 class Lag(Protocol):
@@ -117,12 +126,18 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         """A key that sorts tables in the same order in all processes."""
 
     def prepare_step(
-        self, table: _Table, options: Mapping[str, str], loaded: Mapping[str, Any] | None
-    ) -> None:
+        self,
+        table: _Table,
+        options: Mapping[str, str],
+        loaded: Mapping[str, Any] | None,
+        kind: StepKind,
+    ) -> StepKind:
         """Prepare a step so that all replicas stay bit-identical.
 
         Check that the options are equal, and settle all rows if any process has done so. `loaded`
         is the optimizer state if it was loaded after the last step, or None.
+
+        Return the highest kind of all processes, which all of them must use.
         """
 
 
