@@ -352,6 +352,24 @@ def test_unsupported_models_raise_on_every_rank():
             assert text in error
 
 
+def distribute_with_a_gradient(method, count):
+    model = hotrow.convert(nn.Sequential(nn.Embedding(5, 2)))
+    assert isinstance(model[0].weight, Table)
+    if dist.get_rank() == 1:
+        model(torch.tensor([3])).sum().backward()
+    before = model[0].weight.detach().clone()
+    error = error_text({"replicate": replicate, "shard": shard}[method], model, mesh_of_all(count))
+    return error, torch.equal(model[0].weight, before) and not model[0].weight.spans_processes
+
+
+@pytest.mark.parametrize("method", ["replicate", "shard"])
+def test_a_gradient_from_before_raises_on_every_rank(method):
+    for error, is_unchanged in rank_processes(2).run(distribute_with_a_gradient, method, 2):
+        assert "0 has a gradient, which" in error
+        assert f"call optimizer.zero_grad() before {method}" in error
+        assert is_unchanged
+
+
 def look_up_in_transforms(count):
     layer = replicate(hotrow.convert(nn.Embedding(10, 3)), mesh_of_all(count))
     assert isinstance(layer.weight, Table)

@@ -618,6 +618,7 @@ def trained_before(count):
         optimizer.zero_grad()
         layer(torch.tensor([t, 9 - t, 0])).sum().backward()
         optimizer.step()
+    optimizer.zero_grad()
     alone = copy.deepcopy(layer)
     shard(layer, init_device_mesh("cpu", (count,)))
     return layer(torch.arange(10)).detach(), alone(torch.arange(10)).detach()

@@ -74,8 +74,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
     Raises:
         HotrowError: on every rank, if the model has no tables, the tables differ between ranks, a
-            table has `max_norm` or `scale_grad_by_freq` or is on disk, or the mesh has more than
-            one dimension or unsorted ranks.
+            table has a gradient, `max_norm` or `scale_grad_by_freq` or is on disk, or the mesh has
+            more than one dimension or unsorted ranks.
 
     Cost: for each lookup, each rank sends two 16-byte headers, and the gradients and ids of the
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends 16 more bytes for

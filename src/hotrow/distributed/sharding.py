@@ -64,8 +64,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
 
     Raises:
         HotrowError: on every rank, if the model has no tables, the tables differ between ranks, a
-            table has `scale_grad_by_freq` or frozen rows, or is on disk, or the mesh has more than
-            one dimension or unsorted ranks.
+            table has a gradient, `scale_grad_by_freq` or frozen rows, or is on disk, or the mesh
+            has more than one dimension or unsorted ranks.
 
     Cost: each rank copies its own rows and frees the other rows. See docs/scale.md for the cost of
     a step.
@@ -123,7 +123,7 @@ def _split_table(
             module.weight = table
         _initialize_rows(modules[0], shards)
     else:
-        table.data, table.grad = local_rows.clone(), None
+        table.data = local_rows.clone()
     table.distribute(shards=shards)
 
 

@@ -60,6 +60,12 @@ def _find_tables(model: nn.Module, operation: str) -> TableModules:
                     "support: each rank would count only its own ids",
                     fix="remove scale_grad_by_freq",
                 )
+            if module.weight.grad is not None:
+                raise HotrowError(
+                    f"{path or 'the model'} has a gradient, which {operation} cannot average over "
+                    "the ranks",
+                    fix=f"call optimizer.zero_grad() before {operation}",
+                )
             tables.setdefault(id(module.weight), (path, []))[1].append(module)
     if not tables:
         raise HotrowError(
