@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
 
+import hotrow
+from hotrow.table.parameter import Table
 from tests.support.distributed_training import (
     OPTIMIZERS,
     STEPS,
@@ -252,3 +255,30 @@ def test_a_killed_rank_ends_the_step_on_the_others_and_keeps_the_checkpoint(tmp_
     found, expected = state_values(model, optimizer), train_alone("AdamW", 3, 1)
     for key, value in expected.items():
         assert_same_bits(found[key], value)
+
+
+class TiedAfterSharding(nn.Module):
+    """A sharded layer, and another layer that is tied to it afterwards."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.first = distribute(hotrow.convert(nn.Embedding(8, 3)), "shard", count)
+        self.second = nn.Embedding(8, 3)
+        self.second.weight = self.first.weight
+        self.register_parameter("third", self.first.weight)
+
+
+def save_a_layer_that_is_tied_afterwards(count):
+    model = TiedAfterSharding(count)
+    assert isinstance(model.second.weight, Table)
+    state = model.state_dict()
+    whole = [state[name].full_tensor() for name in ("first.weight", "second.weight", "third")]
+    with pytest.raises(RuntimeError, match="size mismatch for second"):
+        model.load_state_dict(state)
+    return whole, model.first(torch.arange(8)).detach()
+
+
+def test_a_layer_that_is_tied_after_sharding_saves_all_rows():
+    for whole, rows in rank_processes(2).run(save_a_layer_that_is_tied_afterwards, 2):
+        for values in whole:
+            assert torch.equal(values, rows)

@@ -85,7 +85,6 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     for path, modules in tables.items():
         _split_table(path, modules, mesh, ranks)
         for module in modules:
-            module.register_state_dict_post_hook(_save_hook)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load_hook)  # type: ignore[no-untyped-call]
             module.register_forward_pre_hook(_refuse_replaced_table)
@@ -203,15 +202,6 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
         )
     results = fetch(requests) if requests else []
     return [F.embedding(inverse, rows) for _, inverse, rows in results]
-
-
-def _save_hook(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
-) -> None:
-    """Replace a sharded table in a new state dict with a DTensor."""
-    table, name = module.weight, prefix + "weight"
-    if isinstance(table, Table) and table.shards is not None and state_dict[name] is not table:
-        state_dict[name] = table.shards.to_global(state_dict[name])
 
 
 def _load_hook(

@@ -292,6 +292,8 @@ class Table(nn.Parameter):
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)
+        if func == _DETACH and args[0].shards is not None and is_called_by(_SAVE, sys._getframe(1)):
+            return args[0].to_global(result)  # a layer may be tied to the table after `shard`
         if func in _ALIASES:
             return trim_storage(result) if not result.requires_grad else result
         if torch.is_grad_enabled() and any(
@@ -419,6 +421,7 @@ _GRAD: Any = Tensor.grad
 _DETACH = Tensor.detach
 _ALIASES = {_GET_DATA, _DETACH}  # code that saves a table calls these functions
 _NEW_PARAMETER = nn.Parameter.__new__.__code__
+_SAVE = nn.Module._save_to_state_dict.__code__
 _SIZE = Tensor.size
 _MAKE_GRADS = torch.autograd._make_grads.__code__
 # These functions require torch's memory order, and `parameters_to_vector` calls them.
