@@ -166,7 +166,7 @@ def read_gradient_on_one_rank(count, name, accumulate):
     weight, reads = model.user.weight, dist.get_rank() == 0
     assert isinstance(weight, Table)
     if name == "a hook" and reads:
-        weight.register_hook(lambda gradient: gradient.data.reshape(-1).abs().max() and None)
+        weight.register_hook(lambda gradient: (gradient.data.reshape(-1), None)[1])
     values = []
     for t in range(40):
         optimizer.zero_grad(set_to_none=t % 8 > 0 or name in ASSIGNMENTS)

@@ -1026,8 +1026,9 @@ def ddp_on_a_rank() -> None:
     PARALLEL,
     "`DistributedDataParallel`",
     DENSE,
-    "DDP sends the whole gradient, and hotrow warns at the first lookup. "
-    "`hotrow.distributed.replicate` sends only the touched rows.",
+    "DDP sends the whole gradient, and hotrow warns at the first lookup. With "
+    "`find_unused_parameters=True`, the copies of a table that only some processes look up differ "
+    "by rounding. `hotrow.distributed.replicate` sends only the touched rows.",
 )
 def _() -> None:
     rank_processes(2).run(ddp_on_a_rank)

@@ -255,6 +255,22 @@ def test_operations_on_the_gradient(name, layer, interpret):
     torch.testing.assert_close(found, expected, rtol=1e-6 if name == "norm" else 0, atol=0)
 
 
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_a_read_of_an_averaged_gradient_keeps_its_touched_rows(layer, interpret):
+    interpret()
+    gradient, read, *later = (make_gradient(**layer).merge() for _ in range(4))
+    for each in (gradient, read, *later):
+        each.row_storage.includes_all_ranks = True
+    for other in later:
+        read.view(-1).sum()
+        ids, rows = read.row_storage.touched_rows()
+        assert torch.equal(ids, gradient.row_storage.ids)
+        assert_same_bits(rows, gradient.row_storage.rows)
+        assert_same_bits(read.norm(), gradient.norm())
+        read.add_(other)
+        gradient.add_(other).merge()
+
+
 # --- No waits -------------------------------------------------------------------------------
 
 
