@@ -618,3 +618,19 @@ def test_adagrads_initial_value_comes_from_the_defaults_as_in_torch(change):
         _train_adagrad_with_two_initial_values(kind, change) for kind in (hotrow.optim, torch.optim)
     )
     assert_same_bits(ours, theirs)
+
+
+def test_adamax_with_a_second_beta_of_zero_equals_torch_in_float16():
+    found = []
+    for convert, library in ((False, torch.optim), (True, hotrow.optim)):
+        layer = nn.Embedding(12, 3, _weight=torch.arange(36.0).view(12, 3).half() / 16)
+        if convert:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert type(layer.weight) is Table
+        optimizer = library.Adamax(layer.parameters(), betas=(0.9, 0.0), eps=1e-2)
+        for t in range(8):
+            optimizer.zero_grad()
+            layer(torch.tensor([t % 4, 1])).pow(2).sum().backward()
+            optimizer.step()
+        found.append(layer.weight.detach())
+    assert_same_bits(*found)

@@ -141,8 +141,9 @@ class InfinityNormSums(MissedStepSums):
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
         """Add entry i to the sums for the steps in its window."""
         weight_decay, a1, b2, eps, step_size = entry
-        self.set_hyperparameters(i, 1 - a1, b2, eps, weight_decay)
-        is_covered = weight_decay == 0 and eps >= MIN_EPS and b2 < 1 and math.isfinite(step_size)
+        # The formulas divide by b2. If b2 is 0, they aren't used, but are still evaluated.
+        self.set_hyperparameters(i, 1 - a1, b2 or MIN_SHRINK, eps, weight_decay)
+        is_covered = weight_decay == 0 and eps >= MIN_EPS and 0 < b2 < 1 and math.isfinite(step_size)
         if not (is_covered and self.window):
             self.first_step = i + 1
             return
@@ -151,6 +152,6 @@ class InfinityNormSums(MissedStepSums):
 
     def compute_powers(self, b1: float, b2: float) -> None:
         """Compute the window, and the powers (b1 / b2)^k and b1^k for k = window, ..., 2, 1."""
-        ratio = b1 / b2 if b2 > 0 else 1.0
+        ratio = b1 / b2
         k = self.set_window(ratio)
         self.powers = np.stack([ratio**k, b1**k], axis=1)
