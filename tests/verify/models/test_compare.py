@@ -661,6 +661,17 @@ class InArrayWithAttribute(Hidden):
         return mark((np.arange(3.0) + wrong).view(MarkedArray), 0, itself=False)
 
 
+class InMask(Hidden):
+    def compute(self, scores, wrong, given):
+        return np.ma.masked_array(np.arange(3.0), [True, False, wrong])
+
+
+class InSharedObject(Hidden):
+    def compute(self, scores, wrong, given):
+        objects = Holder(1), Holder(2)
+        return [*objects, objects[wrong]]
+
+
 class InText(Hidden):
     def compute(self, scores, wrong, given):
         return {"label": "ab"[wrong]}
@@ -802,6 +813,8 @@ class InMissingGradient(Hidden):
         (InAttributeOfEmptyList, "output[1].mark", None),
         (InAttributeOfTensor, "output[1].mark", None),
         (InArrayWithAttribute, "output[1]", None),
+        (InMask, "output[1].mask", None),
+        (InSharedObject, "text of output[1][2]", "'the same object as output[1][0]' in the plain"),
         (InText, "text of output[1]['label']", "'a' in the plain model, 'b' in the converted"),
         (InEnum, "text of output[1]", "<Color.RED: 0> in the plain model, <Color.BLUE: 1> in"),
         (InSet, "text of output[1]", "{'a', 'b', 0} in the plain model, {'a', 'b', 1} in"),
@@ -851,6 +864,16 @@ def test_every_result_is_compared(model, name, note):
     assert found
     assert set(verdicts(found).values()) == {"bitwise"}
     assert found.notes == ()
+
+
+def test_a_note_names_an_object_of_a_built_in_type_that_has_attributes():
+    class Model(Hidden):
+        def compute(self, scores, wrong, given):
+            return mark(KeyError(wrong), scores.mean())
+
+    found = run(Model, STATES)
+    assert verdicts(found)["output[1].mark"] == "bitwise"
+    assert any("output[1] (KeyError)" in note for note in found.notes)
 
 
 def test_an_item_that_is_also_an_attribute_is_compared_once():

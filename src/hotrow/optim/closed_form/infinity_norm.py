@@ -143,7 +143,9 @@ class InfinityNormSums(MissedStepSums):
         weight_decay, a1, b2, eps, step_size = entry
         # The formulas divide by b2. If b2 is 0, they aren't used, but are still evaluated.
         self.set_hyperparameters(i, 1 - a1, b2 or MIN_SHRINK, eps, weight_decay)
-        is_covered = weight_decay == 0 and eps >= MIN_EPS and 0 < b2 < 1 and math.isfinite(step_size)
+        is_covered = (
+            weight_decay == 0 and eps >= MIN_EPS and 0 < b2 < 1 and math.isfinite(step_size)
+        )
         if not (is_covered and self.window):
             self.first_step = i + 1
             return

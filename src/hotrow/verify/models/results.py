@@ -27,14 +27,17 @@ _NUMBERS = bool, int, float, complex
 _UNREADABLE = nn.Module, ModuleType, type
 _CONTAINERS = Tensor, np.ndarray, Mapping, Sequence, Set
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
 
 def named_leaves(
-    value: Any, name: str, objects: bool = True, seen: dict[int, Any] | None = None
+    value: Any, name: str, objects: bool = True, seen: dict[int, tuple[Any, str]] | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield (path, leaf) for each leaf of nested containers and, if `objects`, of other objects.
 
-    An empty container is a leaf. An object that is found a second time is left out.
+    An empty container is a leaf, and so is an object of a type that may store values outside of
+    its attributes. For an object that is found a second time, the leaf is the path of the first.
+    `seen` contains these objects and paths, keyed by their `id()`.
     """
     seen = {} if seen is None else seen
     if isinstance(value, OneHot):
@@ -51,11 +54,12 @@ def named_leaves(
     attributes = _attributes(value) if objects or dataclasses.is_dataclass(value) else {}
     if attributes and id(value) in seen:
         if is_object:
+            yield name, f"the same object as {seen[id(value)][1]}"
             return
         attributes = {}
     if attributes:
-        seen[id(value)] = value  # keep the object alive, so that no other gets its id
-    if not (contents or (is_object and attributes)):
+        seen[id(value)] = value, name  # keep the object alive, so that no other gets its id
+    if not contents and (not (is_object and attributes) or _is_built_in(type(value))):
         yield name, value
     for path, each in [*contents, *((f".{key}", each) for key, each in attributes.items())]:
         yield from named_leaves(each, name + path, objects, seen)
@@ -66,7 +70,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
     For containers, these are the public attributes that aren't also items of a mapping.
     """
-    names: list[str] = []
+    names = list[str]()
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
     for cls in type(value).__mro__:
@@ -74,8 +78,11 @@ def _attributes(value: Any) -> dict[str, Any]:
         for slot in [slots] if isinstance(slots, str) else slots:
             is_private = slot.startswith("__")
             names.append(f"_{cls.__name__.lstrip('_')}{slot}" if is_private else slot)
-    attributes = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    attributes = {**attributes, **getattr(value, "__dict__", {})}
+    attributes: dict[str, Any] = {}
+    for name in names:
+        with suppress(Exception):  # the attribute isn't set
+            attributes[name] = getattr(value, name)
+    attributes |= getattr(value, "__dict__", {})
     if not isinstance(value, _CONTAINERS):
         return attributes
     if isinstance(value, Tensor) and type(value) is not Tensor:
@@ -86,6 +93,11 @@ def _attributes(value: Any) -> dict[str, Any]:
         for name, each in attributes.items()
         if not (name.startswith("_") or (name in items and items[name] is each))
     }
+
+
+def _is_built_in(cls: type) -> bool:
+    """Return whether a base class other than `object` is implemented in C."""
+    return any(not base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1])
 
 
 def collect_results(
@@ -170,6 +182,8 @@ def _to_tensors(name: str, leaf: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(leaf, np.ndarray | np.generic):
         with suppress(TypeError):  # torch has no such dtype
             yield name, torch.from_numpy(np.array(leaf, order="C"))
+            if isinstance(leaf, np.ma.MaskedArray):
+                yield f"{name}.mask", torch.from_numpy(np.ma.getmaskarray(leaf))
 
 
 def _text_of(leaf: Any) -> str | None:
