@@ -541,6 +541,16 @@ def test_compiled_code_without_grad(run, way):
     assert_values(gradient(_compile(ours, way)), dense)
 
 
+@expressions("x; x.mT; x * 2; x.float(); x[..., 0]; x.view(2, 3, -1, 2)".replace("; ", "\n"))
+def test_compiled_number_of_classes(run):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda classes: run(one_hot(IDS, classes)), backend="aot_eager")
+    for classes in (8, 10, 12, 14):
+        found, expected = compiled(classes), run(F.one_hot(IDS, classes))
+        for compute in (torch.exp, lambda x: x.float() @ torch.ones(x.shape[-1], 2)):
+            assert_values(compute(found), compute(expected))
+
+
 def _compile(model, way):
     torch._dynamo.reset()
     if "export" in way:

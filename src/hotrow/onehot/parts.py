@@ -165,7 +165,8 @@ def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
             layout.append(None)
         else:
             tensors += [part.ids] if part.weights is None else [part.ids, part.weights]
-            layout.append((part.width, part.weights is not None))
+            width = int(part.width)  # in compiled code, a SymInt would keep the value of one call
+            layout.append((width, part.weights is not None))
     return tensors, tuple(layout)
 
 

@@ -664,6 +664,8 @@ class OneHot(RuleTensor):
         tensors, layout = flatten(tuple(map(_with_stored_values, parts)))
         if proxy is not None:
             tensors.append(proxy)
+        if axis_layout is not None:  # `flatten` and this line store no SymInt from a trace
+            axis_layout = Layout(tuple(map(int, axis_layout.classes)), axis_layout.order)
         names = [f"_tensor_{i}" for i in range(len(tensors))]
         for name, tensor in zip(names, tensors, strict=True):
             setattr(self, name, tensor)
