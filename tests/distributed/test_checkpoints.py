@@ -257,6 +257,44 @@ def test_a_killed_rank_ends_the_step_on_the_others_and_keeps_the_checkpoint(tmp_
         assert_same_bits(found[key], value)
 
 
+class SavedByItself(nn.Embedding):
+    """A layer that overrides how torch saves it."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "weight"] = self.weight.data
+
+
+class WithExtraState(nn.Embedding):
+    def get_extra_state(self):
+        return self.weight.detach().tolist()
+
+    def set_extra_state(self, state):
+        pass
+
+
+def save_again(module, state, prefix, metadata):
+    state[prefix + "weight"] = module.weight.detach().clone()
+
+
+def save_rows_in_other_ways(count):
+    model = nn.Sequential(SavedByItself(8, 3), WithExtraState(8, 3), nn.Embedding(8, 3))
+    model[2].register_state_dict_post_hook(save_again)
+    model = distribute(hotrow.convert(model, min_entries=0), "shard", count)
+    assert all(isinstance(layer.weight, Table) for layer in model)
+    state = model.state_dict()
+    assert state["1._extra_state"] == model[1].weight.detach().tolist()
+    return [
+        (state[f"{i}.weight"].full_tensor(), layer(torch.arange(8)).detach())
+        for i, layer in enumerate(model)
+    ]
+
+
+def test_layers_that_save_themselves_save_all_rows():
+    for pairs in rank_processes(2).run(save_rows_in_other_ways, 2):
+        for values, rows in pairs:
+            assert torch.equal(values, rows)
+
+
 class TiedAfterSharding(nn.Module):
     """A sharded layer, and another layer that is tied to it afterwards."""
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from hotrow.distributed.ranks import Ranks
 from hotrow.distributed.shards import LookUpRequest, Shards, fetch
@@ -85,6 +86,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     for path, modules in tables.items():
         _split_table(path, modules, mesh, ranks)
         for module in modules:
+            module.register_state_dict_post_hook(_save_hook)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load_hook)  # type: ignore[no-untyped-call]
             module.register_forward_pre_hook(_refuse_replaced_table)
@@ -202,6 +204,21 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
         )
     results = fetch(requests) if requests else []
     return [F.embedding(inverse, rows) for _, inverse, rows in results]
+
+
+def _save_hook(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """Replace this rank's rows with a DTensor if the module or an earlier hook has saved them.
+
+    What torch saves is a DTensor already; see `Table.__torch_function__`.
+    """
+    table, name = module.weight, prefix + "weight"
+    rows = state_dict.get(name)
+    if not isinstance(table, Table) or table.shards is None or rows is table:
+        return
+    if isinstance(rows, Tensor) and not isinstance(rows, DTensor):
+        state_dict[name] = table.shards.to_global(rows)
 
 
 def _load_hook(
