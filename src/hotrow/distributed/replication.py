@@ -217,17 +217,17 @@ class _Replicas:
         """
         state = "none" if loaded is None else _hash_values(loaded).hex()
         options = {"table": self.path, **options, "loaded state": state}
-        lag_ended, is_settled = table.lag is None, not table.has_stale_rows
+        settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = zlib.crc32(repr(options).encode()) >> 1
-        values = [lag_ended, is_settled, int(kind), checksum, -checksum]
+        values = [settled, int(kind), checksum, -checksum]
         maxima = torch.tensor(values, dtype=torch.int32, device=self.ranks.device)
         dist.all_reduce(maxima, dist.ReduceOp.MAX, group=self.ranks.group)
-        any_ended, any_settled, highest_kind, highest, negative_lowest = maxima.tolist()
+        most_settled, highest_kind, highest, negative_lowest = maxima.tolist()
         if highest != -negative_lowest:
             self._raise_different_options(options)
-        if table.lag is not None and any_ended:
+        if table.lag is not None and most_settled == 2:
             table.close_lag()
-        elif any_settled:
+        elif most_settled:
             table.settle()
         return StepKind(highest_kind)
 
