@@ -509,7 +509,6 @@ class Breaks(nn.Module):
     "change", [lambda x: x, lambda x: x * 2, lambda x: x.t().t(), lambda x: 1 - x]
 )
 def test_graph_break_with_a_one_hot(change, backend):
-    torch._dynamo.reset()
     model = Breaks(change)
     results = [
         torch.compile(each, backend=backend)(IDS.clone())

@@ -303,7 +303,6 @@ def test_parameter_made_from_a_one_hot():
 
 
 def test_compiled_function_of_a_running_count_or_a_column_matches_torch():
-    torch._dynamo.reset()
     compiled = torch.compile(lambda count, x, column: (count * x).sum(-1) + column, backend="eager")
     for ids in (IDS, IDS.flip(0), IDS * 0):
         dense, ours = twins(ids=ids)
@@ -470,8 +469,6 @@ def assert_values(actual, expected):
 """
 )
 def test_compiled_write_takes_effect(run, backend):
-    torch._dynamo.reset()
-
     def model(ids):
         return run(one_hot(ids, CLASSES, torch.float32))
 
@@ -541,9 +538,17 @@ def test_compiled_code_without_grad(run, way):
     assert_values(gradient(_compile(ours, way)), dense)
 
 
-@expressions("x; x.mT; x * 2; x.float(); x[..., 0]; x.view(2, 3, -1, 2)".replace("; ", "\n"))
+@expressions(
+    """
+    x
+    x.mT
+    x * 2
+    x.float()
+    x[..., 0]
+    x.view(2, 3, -1, 2)
+    """
+)
 def test_compiled_number_of_classes(run):
-    torch._dynamo.reset()
     compiled = torch.compile(lambda classes: run(one_hot(IDS, classes)), backend="aot_eager")
     for classes in (8, 10, 12, 14):
         found, expected = compiled(classes), run(F.one_hot(IDS, classes))
@@ -552,7 +557,6 @@ def test_compiled_number_of_classes(run):
 
 
 def _compile(model, way):
-    torch._dynamo.reset()
     if "export" in way:
         return torch.export.export(model, (IDS,), strict=way == "strict export").module()
     return torch.compile(model, backend=way, fullgraph=True)
@@ -576,8 +580,6 @@ class _Model(torch.nn.Module):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @statements("x[..., 0] = 1; x\n y = x[..., 1:3]; x.mul_(2); x\n z = 1 - x; z.mul_(2); z")
 def test_one_hot_changed_before_a_graph_break(run, backend):
-    torch._dynamo.reset()
-
     def model(ids):
         x = run(one_hot(ids, CLASSES, torch.float32))
         torch._dynamo.graph_break()
@@ -590,7 +592,6 @@ def test_one_hot_changed_before_a_graph_break(run, backend):
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
 @statements("x.mul_(2)\n x[0].mul_(2)\n x[..., 0].fill_(1)\n x[:1, 0] = 0; x")
 def test_compiled_function_cannot_change_a_one_hot_from_outside(run):
-    torch._dynamo.reset()
     x = one_hot(IDS, CLASSES, torch.float32)
     compiled = torch.compile(lambda x: (run(x), x @ TABLE)[1], backend="aot_eager")
     with pytest.raises(RuntimeError, match=r"make it dense there: x = x.to_dense\(\)"):
@@ -626,7 +627,6 @@ def test_compiled_code_after_a_graph_break_reads_columns():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a non-leaf input
 def test_compiled_function_of_a_leaf_raises_unless_dense():
-    torch._dynamo.reset()
     compiled = torch.compile(lambda x: x @ TABLE, backend="aot_eager")
     dense, ours = twins(requires_grad=True)
     with pytest.raises(RuntimeError, match=r"make it dense there: x = x.to_dense\(\)"):

@@ -217,6 +217,7 @@ class _Replicas:
         """
         state = "none" if loaded is None else _hash_values(loaded).hex()
         options = {"table": self.path, **options, "loaded state": state}
+        # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = zlib.crc32(repr(options).encode()) >> 1
         values = [settled, int(kind), checksum, -checksum]

@@ -664,7 +664,7 @@ class OneHot(RuleTensor):
         tensors, layout = flatten(tuple(map(_with_stored_values, parts)))
         if proxy is not None:
             tensors.append(proxy)
-        if axis_layout is not None:  # `flatten` and this line store no SymInt from a trace
+        if axis_layout is not None:  # a SymInt would keep the value of one call, as in `flatten`
             axis_layout = Layout(tuple(map(int, axis_layout.classes)), axis_layout.order)
         names = [f"_tensor_{i}" for i in range(len(tensors))]
         for name, tensor in zip(names, tensors, strict=True):

@@ -30,8 +30,8 @@ def is_called_by(code: CodeType, frame: FrameType | None) -> bool:
     """Return whether the frame or one of its 16 nearest callers runs this code.
 
     Torch function modes, such as `torch.device("cpu")`, run between torch and a table's
-    `__torch_function__`. The search ends at `get_extra_state`, which
-    torch calls while it saves a module.
+    `__torch_function__`. The search ends at `get_extra_state`: it is a module's own code, although
+    torch calls it while it saves the module.
     """
     for _ in range(16):
         if frame is None or frame.f_code is code or frame.f_code.co_name == "get_extra_state":

@@ -634,10 +634,8 @@ class MarkedArray(np.ndarray):
     pass
 
 
-def mark(value, mark, itself=True):
-    value.mark = mark
-    if itself:
-        value.itself = value
+def mark(value, tensor):
+    value.mark, value.itself = tensor, value
     return value
 
 
@@ -658,7 +656,7 @@ class InAttributeOfTensor(Hidden):
 
 class InArrayWithAttribute(Hidden):
     def compute(self, scores, wrong, given):
-        return mark((np.arange(3.0) + wrong).view(MarkedArray), 0, itself=False)
+        return mark((np.arange(3.0) + wrong).view(MarkedArray), 0)
 
 
 class InMask(Hidden):

@@ -59,7 +59,8 @@ def named_leaves(
         attributes = {}
     if attributes:
         seen[id(value)] = value, name  # keep the object alive, so that no other gets its id
-    if not contents and (not (is_object and attributes) or _is_built_in(type(value))):
+    consists_of_attributes = is_object and attributes and not _is_built_in(type(value))
+    if not (contents or consists_of_attributes):
         yield name, value
     for path, each in [*contents, *((f".{key}", each) for key, each in attributes.items())]:
         yield from named_leaves(each, name + path, objects, seen)
