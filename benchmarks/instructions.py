@@ -10,6 +10,7 @@ benchmarks/instructions.json. `--update` rewrites that file.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -95,6 +96,7 @@ def run_steps() -> None:
     """Run the steps of all workloads; call `END_OF_PHASE` before and after each measurement."""
     end_phase = getattr(os, END_OF_PHASE)
     torch.set_num_threads(1)
+    gc.disable()  # a collection takes as many instructions as several steps
     for workload in WORKLOADS.values():
         for with_hotrow in (True, False):
             step = workload.step(with_hotrow)

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 import torch
 
+import hotrow
 from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
@@ -167,24 +168,34 @@ def test_build_leaves_cells_with_sliders_to_the_reader(committed):
             assert not cell.outputs
 
 
-def notebook_to_slider(build, cells, *before):
-    """Run `before`, then the notebook up to the first slider; return the slider's outputs."""
+def cells_to_slider(cells):
+    """Return the notebook's cells up to the first slider."""
     place = next(n for n, cell in enumerate(cells) if getattr(cell, "kind", "") == "slider")
-    book = build.notebook([*before, *cells[: place + 1]], "en")
-    book.cells[-1].metadata.tags = []
-    return build.run(book).cells[-1].outputs
+    return cells[: place + 1]
 
 
-@exhaustive
-def test_slider_is_a_widget(build, cells):
-    [output] = notebook_to_slider(build, cells)
-    assert "application/vnd.jupyter.widget-view+json" in output.data
+def test_slider_is_a_widget_that_changes_the_figure(cells, monkeypatch):
+    # nbclient sometimes waits forever for a cell that shows a widget, so run the code without it.
+    code = "\n".join(cell.code for cell in cells_to_slider(cells) if hasattr(cell, "code"))
+    widgets, figures = [], []
+    monkeypatch.setattr("ipywidgets.widgets.interaction.display", widgets.append)
+    monkeypatch.setattr("IPython.display.display", figures.append)
+    made = {"__name__": "lesson"}
+    exec(compile(code, "lesson", "exec"), made)
+    [widget] = widgets
+    [slider, _] = widget.children
+    for id in (slider.max, slider.min):
+        slider.value = id
+        weight = made["embedding"].weight
+        assert figures[-1].svg == hotrow.figure("lookup", weight, id, lang="en").svg
 
 
 @exhaustive
 def test_without_ipywidgets_a_slider_cell_shows_an_example(build, cells):
     absent = build.Code("import sys\n\nsys.modules['ipywidgets'] = None")
-    [output] = notebook_to_slider(build, cells, absent)
+    book = build.notebook([absent, *cells_to_slider(cells)], "en")
+    book.cells[-1].metadata.tags = []
+    [output] = build.run(book).cells[-1].outputs
     assert "1.3010" in numbers(output.data["image/svg+xml"])
 
 
