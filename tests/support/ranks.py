@@ -12,6 +12,9 @@ from multiprocessing.connection import wait
 TIMEOUT = 60.0  # seconds to wait for all ranks to answer
 TIMEOUT_AFTER_ERROR = 5.0  # seconds to wait for the other ranks after an error
 COLLECTIVE_TIMEOUT = 20.0
+# The threads of each process group poll, and torch can't create a group again after it was
+# destroyed. So start new processes before the groups of old tests slow down new tests.
+MAX_RUNS = 25
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -30,7 +33,7 @@ class RankProcesses:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             port = unused.getsockname()[1]
-        self.pipes, self.processes = [], []
+        self.pipes, self.processes, self.run_count = [], [], 0
         for rank in range(count):
             parent_end, child_end = _context.Pipe()
             arguments = rank, count, port, child_end
@@ -42,6 +45,7 @@ class RankProcesses:
 
     def run(self, function, *arguments):
         """Run `function(*arguments)` on every rank; return all results."""
+        self.run_count += 1
         for pipe in self.pipes:
             pipe.send((function, arguments))
         answers = self.answers()
@@ -81,7 +85,9 @@ _started = {}
 
 
 def rank_processes(count):
-    """Return the shared group of `count` processes; the first call starts it."""
+    """Return a group of `count` processes, which up to `MAX_RUNS` calls of `run` share."""
+    if count in _started and _started[count].run_count >= MAX_RUNS:
+        _started[count].close()
     if count not in _started:
         _started[count] = RankProcesses(count)
     return _started[count]
