@@ -86,6 +86,17 @@ def test_report_says_why_an_embedding_is_not_converted(model, why):
     assert list(model.state_dict()) == keys
 
 
+def test_convert_and_its_report_do_not_compute_a_weight():
+    def calculate(weight):
+        raise AssertionError("the weight was computed")
+
+    layer = nn.Embedding(9, 3)
+    weight_norm = nn.Module()
+    weight_norm.forward = calculate
+    nn.utils.parametrize.register_parametrization(layer, "weight", weight_norm, unsafe=True)
+    assert "computed from other parameters" in str(convert.report(convert(nn.Sequential(layer))))
+
+
 def test_model_with_unconverted_embeddings_trains():
     model = convert(Tied())
     optimizer = hotrow.optim.AdamW(model.parameters())

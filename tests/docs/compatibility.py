@@ -888,6 +888,21 @@ def _() -> None:
     torch.testing.assert_close(*found)
 
 
+@feature(
+    AUTOGRAD,
+    "`torch.autograd.grad(..., is_grads_batched=True)`",
+    UNSUPPORTED,
+    "Raises an error. Compute the gradients one after the other.",
+)
+def _() -> None:
+    _, (model, _) = pair()
+    output = model.embedding(BATCHES[0])
+    with pytest.raises(NotImplementedError):
+        torch.autograd.grad(
+            output, model.embedding.weight, torch.ones(2, *output.shape), is_grads_batched=True
+        )
+
+
 # --- Execution ------------------------------------------------------------------------------------
 
 EXECUTION = "Compilers and dtypes"

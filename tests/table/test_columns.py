@@ -283,6 +283,22 @@ def test_bags_support_dtypes_that_torch_does_not(dtype, scale):
 
 
 @pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("is_transposed", [True, False])
+@pytest.mark.parametrize("call", [look_up, look_up_bags])
+def test_a_gradient_has_the_strides_of_the_weight(columns, is_transposed, call):
+    ids = torch.tensor([[4, 2, 4], [0, 0, 1]])
+    values = torch.randn((3, 7) if columns else (7, 3))
+    weight = values.t().contiguous().t() if is_transposed else values
+    results = []
+    for each in (weight.requires_grad_(), values.clone().requires_grad_()):
+        output = call(each, ids, columns=columns)
+        [gradient] = torch.autograd.grad(output.pow(2).sum(), [each])
+        assert gradient.stride() == each.stride()
+        results.append(torch.cat([output.detach().flatten(), gradient.flatten()]))
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("call", [look_up, look_up_bags])
 def test_a_bad_id_raises_before_anything_settles(columns, call):
     weight = weight_of("table", columns)
@@ -352,6 +368,9 @@ USES = {
     "list": lambda g: torch.tensor(g.tolist()),
     "deep copy": lambda g: copy.deepcopy(g),
     "flat": lambda g: (g.view(-1).mul_(2), g)[1],
+    "flattened": lambda g: g.flatten(),
+    "reshaped": lambda g: g.reshape(-1),
+    "contiguous": lambda g: g.contiguous(),
     "zeroed": lambda g: g.zero_(),
     "a view, then zeroed": lambda g: (g[:3], g.zero_())[1],
     "scaled in place": lambda g: g.detach().mul_(0.5),
@@ -643,6 +662,65 @@ def test_torchs_fused_steps_get_equal_strides(name):
         train(last, optimizer, batches(4))
         found.append(parameter_vector(last))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.* updates every row")
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("is_loaded", [True, False])
+@pytest.mark.parametrize("dense", [True, False])
+def test_torchs_fused_optimizers_train_a_table(name, is_loaded, dense):
+    options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
+    found = []
+    for make, chosen in ((by_columns, hotrow_optimizer), (plain, torch_optimizer)):
+        layers = make()
+        earlier = chosen(name, layers, options)
+        train(layers, earlier, batches(4))
+        optimizer = torch_optimizer(name, layers, options)
+        if is_loaded:
+            optimizer.load_state_dict(earlier.state_dict())
+        for ids in (2, 0, 7):
+            optimizer.zero_grad()
+            loss = layers[0](torch.tensor([ids])).pow(2).sum()
+            (loss + dense * layers[0].weight.pow(2).sum() if dense else loss).backward()
+            optimizer.step()
+        found.append(layers[0].weight.detach())
+        assert isinstance(layers[0].weight, Table) == (make is by_columns)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+@pytest.mark.parametrize("make_following", [plain, by_columns])
+def test_an_assigned_checkpoint_continues_with_fused_steps(name, make_following):
+    options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
+    found = []
+    for make, chosen in ((by_columns, hotrow_optimizer), (plain, torch_optimizer)):
+        layers = make()
+        optimizer = chosen(name, layers, options)
+        train(layers, optimizer, batches(4))
+        file = io.BytesIO()
+        torch.save((layers.state_dict(), optimizer.state_dict()), file)
+        file.seek(0)
+        weights, state = torch.load(file)
+        following = plain()
+        following.load_state_dict(weights, assign=True)
+        chosen = torch_optimizer if make_following is plain else chosen
+        successor = chosen(name, following, options)
+        successor.load_state_dict(state)
+        train(following, successor, batches(4))
+        found.append(parameter_vector(following))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_a_saved_weight_has_torchs_strides():
+    layers, optimizer = lagging()
+    weight = layers[0].weight
+    assert weight.stride() == (1, COLUMNS)
+    saved = layers.state_dict()
+    assert saved["0.weight"].is_contiguous()
+    assert saved["0.weight"].data_ptr() == weight.data_ptr()
+    del saved
+    train(layers, optimizer, batches(1))
+    assert weight.stride() == (1, COLUMNS)
 
 
 # --- Parameters that become tables when they are looked up ----------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 
-from torch import Tensor, nn
+from torch import nn
 
 # The `min_entries` with which `convert` last saw each embedding, for the report.
 min_entries_of: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -27,10 +27,15 @@ def find_embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.Embed
     return embeddings
 
 
+def weight_of(module: nn.Embedding | nn.EmbeddingBag) -> nn.Parameter | None:
+    """Return the weight if it is a parameter, without computing it if it is not."""
+    return module._parameters.get("weight")
+
+
 def _obstacle(module: nn.Embedding | nn.EmbeddingBag, other_uses: Counter[int]) -> str:
     """Return why the embedding's weight can't become a table, or "" if it can."""
-    weight: Tensor = module.weight
-    if not isinstance(weight, nn.Parameter):
+    weight = weight_of(module)
+    if weight is None:
         return "its weight is computed from other parameters"
     if other_uses[id(weight)]:
         return "another layer also uses its weight (a tied head), so its gradient is dense"

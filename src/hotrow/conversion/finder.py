@@ -152,20 +152,21 @@ def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) ->
     return _identity_rows(func, weight, input)
 
 
-def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None:
-    if dim not in (0, -2) or not _is_square(matrix) or index.ndim != 1:
+def _index_select(func: Any, input: Any, dim: Any, index: Any, out: Any = None) -> OneHot | None:
+    if dim not in (0, -2) or not _is_square(input) or index.ndim != 1 or out is not None:
         return None
     if index.numel() and int(index.min()) < 0:
         return None  # torch raises an error for negative ids
-    return _identity_rows(func, matrix, index)
+    return _identity_rows(func, input, index)
 
 
-def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
+def _equal(func: Any, input: Any, other: Any, out: Any = None) -> OneHot | None:
     """Match ids[..., None] == arange(V), in either order; an invalid id becomes a row of zeros.
 
     Both tensors may be expanded to the shape of the result.
     """
-    if type(left) is not Tensor or type(other) is not Tensor:
+    left = input
+    if type(left) is not Tensor or type(other) is not Tensor or out is not None:
         return None
     if not (left.ndim and other.ndim):
         return None
@@ -198,9 +199,9 @@ def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
     return OneHot([Field(ids, weights, count)], torch.bool)
 
 
-def _not_equal(func: Any, left: Any, other: Any) -> OneHot | None:
+def _not_equal(func: Any, input: Any, other: Any, out: Any = None) -> OneHot | None:
     """Match ids[..., None] != arange(V), the complement of a one-hot."""
-    x = _equal(func, left, other)
+    x = _equal(func, input, other, out)
     if x is None:
         return None
     (field,) = x.parts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hotrow.conversion import sampling
-from hotrow.conversion.embeddings import find_embeddings, min_entries_of
+from hotrow.conversion.embeddings import find_embeddings, min_entries_of, weight_of
 from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
 from hotrow.conversion.origins import Origin
 from hotrow.table.parameter import Table
@@ -100,9 +100,10 @@ def report(model: nn.Module) -> Report:
         if direction_of(model) == "matmul":
             findings.append(Finding(path, what, True, "one-hot matmul"))
         else:
-            is_table = isinstance(module.weight, Table)
-            if is_table:
-                reasons = obstacle or _why_dense(module.weight), _why_copied(module.weight)
+            weight = weight_of(module)
+            is_table = isinstance(weight, Table)
+            if isinstance(weight, Table):
+                reasons = obstacle or _why_dense(weight), _why_copied(weight)
                 why = "; ".join(filter(None, reasons))
             else:
                 why = f"stays plain PyTorch: {obstacle or _why_plain(module, is_converted)}"
@@ -145,7 +146,8 @@ def _why_not_converted(origin: Origin) -> str:
 
 
 def _why_plain(module: nn.Embedding | nn.EmbeddingBag, is_converted: bool) -> str:
-    entries, min_entries = module.weight.numel(), min_entries_of.get(module)
+    weight, min_entries = weight_of(module), min_entries_of.get(module)
+    entries = 0 if weight is None else weight.numel()
     if entries < sampling.MIN_ENTRIES:
         return "a dense step is just as fast at this size; min_entries=0 converts it anyway"
     if min_entries is None:

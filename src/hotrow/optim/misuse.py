@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from hotrow.errors import HotrowError
+from hotrow.optim.dense_steps import dense_gradient
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
 from hotrow.table.reading import raise_pending_error
@@ -47,19 +48,21 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         if hasattr(optimizer, "torch_class") or not table_count():
             return
         tables = [
-            parameter
+            (group, parameter)
             for group in optimizer.param_groups
             for parameter in group["params"]
             if type(parameter) in TABLE_CLASSES
         ]
-        for table in tables:
+        for group, table in tables:
             _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
+            if group.get("fused") and table.grad is not None:
+                table.grad = dense_gradient(table.grad, group, table, optimizer.state)
         if not tables or optimizer in _warned:
             return
         _warned.add(optimizer)
-        name, shape = type(optimizer).__name__, tuple(tables[0].shape)
+        name, shape = type(optimizer).__name__, tuple(tables[0][1].shape)
         warnings.warn(
             f"{name} updates every row of the {shape} table that hotrow.convert created, so it is "
             f"as slow as dense training. Use {_suggest(optimizer, names)}, which updates only "

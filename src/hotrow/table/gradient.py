@@ -428,6 +428,8 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
+    if gradient.row_storage.columns and kwargs.get("memory_format") == torch.contiguous_format:
+        return NotImplemented  # the strides of a row gradient are not contiguous
     return gradient.with_rows(gradient.row_storage.rows.clone())
 
 

@@ -45,6 +45,8 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     # The backward pass computes the same sums in the same order as that of F.embedding. It is
     # faster, and the gradient has the same strides as the weight.
     flat = ids.reshape(-1).long()  # the backward pass is slow for int32
+    if _is_transposed(weight):
+        weight, columns = weight.t(), not columns
     rows = weight.index_select(1, flat).t() if columns else weight.index_select(0, flat)
     return rows.contiguous().view(*ids.shape, rows.shape[1])
 
@@ -80,14 +82,15 @@ def look_up_bags(
     only_table = table.requires_grad and (scales is None or not scales.requires_grad)
     if is_compiling() or not (only_table and torch.is_grad_enabled()):
         return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
-    result: Tensor = _Bags.apply(table, ids, scales, columns)  # type: ignore[no-untyped-call]
+    by_columns = _is_transposed(table)
+    result: Tensor = _Bags.apply(table, ids, scales, by_columns)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Bags(torch.autograd.Function):
     """torch's embedding_bag, but with second derivatives and a faster backward pass on the CPU.
 
-    With `columns`, the table is a transposed weight, and its gradient has the weight's strides.
+    With `columns`, the gradient is stored by columns, in the memory order of the table.
     """
 
     @staticmethod
@@ -134,6 +137,11 @@ def _can_select(weight: Tensor, ids: Tensor) -> bool:
 
 
 _SELECTED = torch.float32, torch.float64
+
+
+def _is_transposed(weight: Tensor) -> bool:
+    """Return whether the columns are contiguous in memory, as in the result of `t()`."""
+    return not weight.is_contiguous() and weight.t().is_contiguous()
 
 
 def _is_trained(weight: Tensor) -> bool:

@@ -270,7 +270,9 @@ class Table(nn.Parameter):
             weight = kwargs.get("weight", args[1:] and args[1])
             if can_look_up_rows(weight, False):
                 return lookup(*args, **kwargs)
-        if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
+        # `nn.Module.state_dict` detaches the parameters.
+        is_saved = func == _DETACH and is_called_by(_SAVE, sys._getframe(1))
+        if (func in _VIEWS or is_saved) and isinstance(args[0], Table) and args[0].columns:
             args[0].set_layout(by_columns=False)
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
@@ -292,7 +294,7 @@ class Table(nn.Parameter):
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)
-        if func == _DETACH and args[0].shards is not None and is_called_by(_SAVE, sys._getframe(1)):
+        if is_saved and args[0].shards is not None:
             return args[0].to_global(result)  # a layer may be tied to the table after `shard`
         if func in _ALIASES:
             return trim_storage(result) if not result.requires_grad else result

@@ -208,6 +208,21 @@ def test_weighted_bags_and_bilinear_products():
     assert found.costs[0].converted_multiplications == 0
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_compared(kind):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = kind(40, 5)
+
+        def forward(self, ids):
+            return self.layer(F.one_hot(ids, 40).float())
+
+    found = run(Recurrent, BAGS)
+    assert found or found.verdict.startswith("inconclusive: rounding")
+    assert verdicts(found)["gradient of layer.weight_hh_l0"] == "bitwise"
+
+
 def test_view_of_a_parameter_has_a_bound():
     class Part(nn.Module):
         def __init__(self):

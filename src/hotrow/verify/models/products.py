@@ -89,7 +89,8 @@ class ProductMode(TorchFunctionMode):
         before = _counts(x)
         result = func(*args, **kwargs)
         lookups, contractions = (a - b for a, b in zip(_counts(x), before, strict=True))
-        if x is None or not (lookups or contractions):
+        # The recurrent layers return several tensors, and multiply more than once.
+        if x is None or not (lookups or contractions) or not isinstance(result, Tensor):
             self.on_other_call(func, args, kwargs)
             return result
         device = x.cached_device.type
