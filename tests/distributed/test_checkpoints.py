@@ -295,6 +295,22 @@ def test_layers_that_save_themselves_save_all_rows():
             assert torch.equal(values, rows)
 
 
+class SavedInPart(nn.Embedding):
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "weight"] = self.weight.detach()[:-1]
+
+
+def save_in_part(count):
+    model = distribute(hotrow.convert(SavedInPart(8, 3), min_entries=0), "shard", count)
+    assert isinstance(model.weight, Table)
+    return error_text(model.state_dict)
+
+
+def test_a_layer_that_saves_other_rows_than_it_stores_raises():
+    for error in rank_processes(2).run(save_in_part, 2):
+        assert "saves weight with the shape (3, 3), but this rank stores (4, 3)" in error
+
+
 class TiedAfterSharding(nn.Module):
     """A sharded layer, and another layer that is tied to it afterwards."""
 

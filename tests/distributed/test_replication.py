@@ -175,6 +175,8 @@ def read_gradient_on_one_rank(count, name, accumulate):
             assert isinstance(weight.grad, RowGradient)
             if name != "a hook" and reads:
                 GRADIENT_READS[name](weight)
+        if t in (12, 25):
+            vocabulary.resize(model.user, len(weight) + 3, optimizer)
         if name not in ASSIGNMENTS:
             values.append(nn.utils.clip_grad_norm_(weight, 0.01))
         optimizer.step()

@@ -218,6 +218,12 @@ def _save_hook(
     if not isinstance(table, Table) or table.shards is None or rows is table:
         return
     if isinstance(rows, Tensor) and not isinstance(rows, DTensor):
+        if rows.shape != table.shape:
+            raise HotrowError(
+                f"the layer saves {name} with the shape {tuple(rows.shape)}, but this rank stores "
+                f"{tuple(table.shape)} of the sharded table",
+                fix="save the weight as it is, and change its shape when you load it",
+            )
         state_dict[name] = table.shards.to_global(rows)
 
 

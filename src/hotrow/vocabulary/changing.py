@@ -286,9 +286,18 @@ def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tens
     """Return a gradient with the changed rows."""
     if not isinstance(gradient, RowGradient):
         return change.apply_to(gradient, 0.0, columns=columns)
+    storage = gradient.row_storage
+    has_all_rows, touched = storage.has_all_rows(gradient.count), storage.touched
     new_ids = change.new_ids(gradient.ids)
     kept = new_ids >= 0
     shape = list(gradient.shape)
     shape[columns] = change.new_count
     rows = gradient.rows[kept].clone()
-    return RowGradient(new_ids[kept], rows, shape, columns=gradient.row_storage.columns)
+    result = RowGradient(new_ids[kept], rows, shape, columns=storage.columns)
+    result.row_storage.includes_all_ranks = storage.includes_all_ranks
+    if has_all_rows:
+        result.step_all_rows()
+    if has_all_rows and touched is not None:
+        new_ids = change.new_ids(touched[touched >= 0])
+        result.row_storage.touched = new_ids[new_ids >= 0]
+    return result
