@@ -108,6 +108,24 @@ def test_reads_and_steps_raise_after_only_some_tables_took_a_step(name, dtype, m
     assert_all_uses_raise(layers, optimizer)
 
 
+def test_a_warning_that_raises_an_error_comes_after_the_whole_step():
+    run, other = make_run("AdamW"), make_run("AdamW")
+    aliases = [layers[0].weight.data for layers, _ in (run, other)]
+    for layers, optimizer in (run, other):
+        train(layers[:2], optimizer, range(9))
+        backward(layers, optimizer, 9)
+    with pytest.raises(UserWarning, match="shares the storage of a"):
+        run[1].step()
+    with pytest.warns(UserWarning, match="shares the storage of a"):
+        other[1].step()
+    assert run[1].state[run[0][2].weight]["step"] == 1  # the first step of this table
+    del aliases
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(10, 14))
+    for layer, expected in zip(run[0], other[0], strict=True):
+        torch.testing.assert_close(layer.weight.detach(), expected.weight.detach())
+
+
 @pytest.mark.parametrize("earlier_steps", [0, 3])
 def test_reads_and_steps_raise_after_the_scalars_of_a_step_were_not_written(
     earlier_steps, monkeypatch

@@ -346,15 +346,17 @@ class RowLag:
         for uses, expected in self._expected_uses:
             has_alias |= uses.count() > expected
         self.alias_steps = self.alias_steps + 1 if has_alias else 0
-        if self.alias_steps == ALIAS_WARNING_STEPS:
-            warnings.warn(
-                "a tensor, such as the result of weight.data, state_dict() or .numpy(), shares the "
-                f"storage of a {tuple(self.values.shape)} table or of its optimizer state. To keep "
-                "that tensor up to date, every step settles all rows, which is slow. Keep a copy "
-                "(.clone()) instead, or delete the tensor",
-                stacklevel=caller_stack_level(),
-            )
         return has_alias
+
+    def warn_about_alias(self) -> None:
+        """Warn that the table is slow because a tensor shares its storage."""
+        warnings.warn(
+            "a tensor, such as the result of weight.data, state_dict() or .numpy(), shares the "
+            f"storage of a {tuple(self.values.shape)} table or of its optimizer state. To keep "
+            "that tensor up to date, every step settles all rows, which is slow. Keep a copy "
+            "(.clone()) instead, or delete the tensor",
+            stacklevel=caller_stack_level(),
+        )
 
     def change_rows(
         self, change: RowChange, added: Tensor, initial_slots: Mapping[str, float]
@@ -532,12 +534,16 @@ def finish_step(lags: Sequence[RowLag]) -> None:
     torch.autograd.graph.increment_version(
         [tensor for lag in lags for tensor in (lag.table, *lag.tensors[1:])]
     )
+    with_alias = []
     for lag in lags:
-        lag.replaced = None
         if lag.was_written:
             lag.finish_write()
         if lag.has_stale_rows and lag.has_alias():
             lag.settle_all()
+            with_alias.append(lag)
+    for lag in with_alias:  # at the end, because a warning filter may raise an error
+        if lag.alias_steps == ALIAS_WARNING_STEPS:
+            lag.warn_about_alias()
 
 
 # One table's part of a step: its lag, the options and the gradients.

@@ -45,6 +45,8 @@ def step_together(steps: Sequence[TableStep]) -> None:
                 ledger.record_step(group)
             for same_ledger in by_ledger.values():
                 updater.step_together([(lag.rows(), grads) for lag, _, grads in same_ledger])
+            for lag in lags:
+                lag.replaced = None  # if an error follows, the state of a first step must stay
             for same_ledger in by_ledger.values():
                 lag, group, _ = same_ledger[0]
                 scalars = lag.ledger.torch_scalars(group)
