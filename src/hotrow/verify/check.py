@@ -128,9 +128,10 @@ def check(
     - "count": one-hot.sum(0), in the table's dtype
 
     The gradients are those of sum(output * c), where c contains random nonzero integers. They are
-    computed even for a weight that doesn't require grad. Integers add up exactly in any order, so
-    the two gradients must be bitwise equal, even if a float32 row is used a thousand times. The
-    weight gradient of a linear layer is transposed, so that both gradients are V x D.
+    computed even for a weight that doesn't require grad, and without the hooks of the weight.
+    Integers add up exactly in any order, so the two gradients must be bitwise equal, even if a
+    float32 row is used a thousand times. The weight gradient of a linear layer is transposed, so
+    that both gradients are V x D.
 
     Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of
     rows also count as equal if rounding explains their difference. This applies to the output of a

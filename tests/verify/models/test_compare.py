@@ -669,6 +669,33 @@ class InAttributeOfTensor(Hidden):
         return mark(scores + 0, scores.detach() + wrong)
 
 
+class MarkedText(str):
+    pass
+
+
+class MarkedNumber(float):
+    pass
+
+
+class MarkedTensor(torch.Tensor):
+    pass
+
+
+class InAttributeOfText(Hidden):
+    def compute(self, scores, wrong, given):
+        return mark(MarkedText("a"), scores.detach() + wrong)
+
+
+class InAttributeOfNumber(Hidden):
+    def compute(self, scores, wrong, given):
+        return mark(MarkedNumber(1), scores.detach() + wrong)
+
+
+class InAttributeOfSubclass(Hidden):
+    def compute(self, scores, wrong, given):
+        return mark(torch.zeros(3).as_subclass(MarkedTensor), scores.detach() + wrong)
+
+
 class InArrayWithAttribute(Hidden):
     def compute(self, scores, wrong, given):
         return mark((np.arange(3.0) + wrong).view(MarkedArray), 0)
@@ -825,6 +852,9 @@ class InMissingGradient(Hidden):
         (InAttributeOfDict, "output[1].mark", None),
         (InAttributeOfEmptyList, "output[1].mark", None),
         (InAttributeOfTensor, "output[1].mark", None),
+        (InAttributeOfText, "output[1].mark", None),
+        (InAttributeOfNumber, "output[1].mark", None),
+        (InAttributeOfSubclass, "output[1].mark", None),
         (InArrayWithAttribute, "output[1]", None),
         (InMask, "output[1].mask", None),
         (InSharedObject, "text of output[1][2]", "'the same object as output[1][0]' in the plain"),

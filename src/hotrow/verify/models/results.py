@@ -25,7 +25,8 @@ _TORCH_TEXTS = torch.Size, torch.dtype, torch.device, torch.layout
 _TEXTS = *_PLAIN_TEXTS, *_TORCH_TEXTS  # compared by their repr
 _NUMBERS = bool, int, float, complex
 _UNREADABLE = nn.Module, ModuleType, type
-_CONTAINERS = Tensor, np.ndarray, Mapping, Sequence, Set
+_WITH_VALUES = Tensor, np.ndarray, Mapping, Sequence, Set, *_NUMBERS, *_TEXTS
+_PLAIN = {*_NUMBERS, *_TEXTS}  # without attributes, unlike their subclasses
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
@@ -42,15 +43,15 @@ def named_leaves(
     seen = {} if seen is None else seen
     if isinstance(value, OneHot):
         value = value.materialize()
-    if isinstance(value, (*_NUMBERS, *_TEXTS, *_UNREADABLE)):
+    if type(value) in _PLAIN or isinstance(value, (Enum, *_UNREADABLE)):
         yield name, value
         return
     contents: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         contents = [(f"[{key!r}]", each) for key, each in value.items()]
-    elif isinstance(value, Sequence):
+    elif isinstance(value, Sequence) and not isinstance(value, _TEXTS):
         contents = [(f"[{index}]", each) for index, each in enumerate(value)]
-    is_object = not isinstance(value, _CONTAINERS)
+    is_object = not isinstance(value, _WITH_VALUES)
     attributes = _attributes(value) if objects or dataclasses.is_dataclass(value) else {}
     if attributes and id(value) in seen:
         if is_object:
@@ -69,7 +70,8 @@ def named_leaves(
 def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, including slots.
 
-    For containers, these are the public attributes that aren't also items of a mapping.
+    For objects that also have values, such as containers and tensors, these are the public
+    attributes that aren't also items of a mapping.
     """
     names = list[str]()
     if dataclasses.is_dataclass(value):
@@ -84,10 +86,13 @@ def _attributes(value: Any) -> dict[str, Any]:
         with suppress(Exception):  # the attribute isn't set
             attributes[name] = getattr(value, name)
     attributes |= getattr(value, "__dict__", {})
-    if not isinstance(value, _CONTAINERS):
+    if not isinstance(value, _WITH_VALUES):
         return attributes
-    if isinstance(value, Tensor) and type(value) is not Tensor:
-        return {}  # a subclass may keep its values in attributes
+    if isinstance(value, Tensor) and (
+        isinstance(value, nn.Parameter)  # hotrow adds attributes
+        or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    ):
+        return {}  # such a subclass may keep its values in attributes
     items = value if isinstance(value, Mapping) else {}
     return {
         name: each
