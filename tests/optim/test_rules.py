@@ -300,13 +300,15 @@ def test_long_gaps_in_plain_torch_are_no_worse_than_torch(name, kwargs, scale, u
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_norm_of_adamax_stops_at_eps_as_in_torch(compiled, uncompiled):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_norm_of_adamax_stops_at_eps_as_in_torch(dtype, compiled, uncompiled):
     if not compiled:
         uncompiled()
     batches = Batches(**LONG_RUN)
-    _, (_, norms) = RowRun("Adamax", {}, batches, torch.float32, exact=False).run()
-    _, (_, expected) = train_dense("Adamax", {}, batches, torch.float32)
-    torch.testing.assert_close(norms, expected, rtol=1e-3, atol=0.0)
+    for options, rtol in (({}, 1e-3), ({"eps": 0.1}, 1e-3 if dtype == torch.float32 else 1e-12)):
+        _, (_, norms) = RowRun("Adamax", options, batches, dtype, exact=False).run()
+        _, (_, expected) = train_dense("Adamax", options, batches, dtype)
+        torch.testing.assert_close(norms, expected, rtol=rtol, atol=0.0)
 
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adamax"])

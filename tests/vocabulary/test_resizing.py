@@ -449,6 +449,34 @@ def test_the_optimizer_is_needed_after_it_has_loaded_a_state():
     assert exp_avg.any(1).tolist() == [False, False, True, True]
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_the_state_of_earlier_optimizers_moves_too(name):
+    values, order = torch.randn(6, 2), [5, 4, 3, 2, 1, 0]
+    found = []
+    for library in (hotrow.optim, torch.optim):
+        layer = nn.Embedding(6, 2, _weight=values.clone())
+        if library is hotrow.optim:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizers = [library.Adam(layer.parameters(), lr=0.1)]
+        optimizers.append(getattr(library, name)(layer.parameters(), lr=0.1))
+        for each in (*optimizers, None, optimizers[0]):
+            if each is not None:
+                each.zero_grad()
+                layer(torch.tensor([0, 1])).square().sum().backward()
+                each.step()
+            elif library is hotrow.optim:
+                vocabulary.take(layer, order, optimizers[1])
+            else:
+                for optimizer in optimizers:
+                    for value in optimizer.state[layer.weight].values():
+                        if value is not None and value.ndim:
+                            value.copy_(value[order].clone())
+                layer.weight.data.copy_(layer.weight.data[order].clone())
+        found.append(layer.weight.detach())
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.filterwarnings("ignore:SGD updates every row")
 def test_an_optimizer_from_torch_can_replace_the_last_optimizer():
     layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)

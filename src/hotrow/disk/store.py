@@ -321,7 +321,7 @@ class Store:
         with ExclusiveAccess():
             self._check_owner()
             self._check_mapping()
-            optimizer = self.table.last_optimizer and self.table.last_optimizer()
+            optimizer = self.table.last_optimizer
             if isinstance(optimizer, RowOptimizer):
                 optimizer.prepare_save(self.table)
             self._reopen_lag()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -288,7 +287,7 @@ class RowOptimizer(_Optimizer):
                     for lag, group, batch in pending_steps
                 ])  # fmt: skip
         for _, table, _ in gradients:
-            table.last_optimizer = weakref.ref(self)
+            table.record_optimizer(self)
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
 
@@ -414,15 +413,14 @@ class RowOptimizer(_Optimizer):
         if table.backing is not None and not state and not isinstance(state, RowState):
             run = last_run(table)
             if run is not None and run.rule is self.rule:
-                is_last = table.last_optimizer is not None and table.last_optimizer() is self
-                if run.state and is_last:
+                if run.state and table.last_optimizer is self:
                     raise HotrowError(
                         "the state of a table on disk was removed from optimizer.state, but it is "
                         "still in the folder",
                         fix="fill the tensors of optimizer.state[weight] with 0 instead",
                     )
                 state = self.state[table] = run.state
-                table.last_optimizer = weakref.ref(self)
+                table.record_optimizer(self)
                 warn_of_missing_state(self, state)
         return state
 
@@ -611,7 +609,7 @@ class RowOptimizer(_Optimizer):
             tables |= of_group
         for table in tables.values():
             table.close_lag()
-            table.last_optimizer = weakref.ref(self)
+            table.record_optimizer(self)
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
         states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, TypeGuard
@@ -56,8 +56,8 @@ class Table(nn.Parameter):
 
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
-        last_optimizer: the optimizer from `hotrow.optim` that last took a step or loaded its state,
-            or None.
+        optimizers: the optimizers from `hotrow.optim` that have taken a step or loaded a state, in
+            the order in which each of them last took over from another.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
         was_copied: whether `convert` copied the values, because other code shared the storage.
@@ -73,7 +73,7 @@ class Table(nn.Parameter):
     """
 
     lag: Lag | None
-    last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+    optimizers: Sequence[weakref.ref[torch.optim.Optimizer]] = ()
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
     was_copied: bool = False
@@ -85,6 +85,17 @@ class Table(nn.Parameter):
     synchronized: threading.Event | None = None
     backing: Backing | None = None
     frozen: Tensor | None = None
+
+    @property
+    def last_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer that took the last step or loaded its state, if it still exists."""
+        return self.optimizers[-1]() if self.optimizers else None
+
+    def record_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record which optimizer takes a step or loads its state."""
+        if self.last_optimizer is not optimizer:
+            others = [each for each in self.optimizers if each() not in (None, optimizer)]
+            self.optimizers = [*others, weakref.ref(optimizer)]
 
     # These two properties depend only on the class, because torch.compile can't read the attributes
     # of a table.

@@ -46,8 +46,7 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
     """Raise an error if this is not the optimizer that trains the weight."""
     shape = tuple(weight.shape)
     run = last_run(weight) if isinstance(weight, Table) else None
-    reference = getattr(weight, "last_optimizer", None)
-    last = None if reference is None else reference()
+    last = weight.last_optimizer if isinstance(weight, Table) else None
     # Without a lag, the last optimizer may still have state.
     has_state = last is not None and bool(row_tensors(last, weight))
     if optimizer is None:
@@ -133,7 +132,7 @@ def prepare_change(
     added: Tensor,
     columns: bool,
 ) -> tuple[Tensor, Callable[[], None]]:
-    """Compute the changed rows of a parameter and of its state.
+    """Compute the changed rows of a parameter and of the state of all its optimizers.
 
     Added rows get the initial values of the optimizer's state, and share the parameter's step
     count. The caller must postpone signals until the change is complete.
@@ -142,6 +141,48 @@ def prepare_change(
         The new values of the parameter, and a function that stores the state. Call the
         function after the parameter has its new values.
     """
+    table = parameter if isinstance(parameter, Table) else None
+    complete_others = _prepare_others(optimizer, table, change, columns)
+    values, complete_last = _prepare_last(optimizer, parameter, change, added, columns)
+
+    def complete() -> None:
+        complete_last()
+        complete_others()
+
+    return values, complete
+
+
+def _prepare_others(
+    optimizer: torch.optim.Optimizer | None, table: Table | None, change: RowChange, columns: bool
+) -> Callable[[], None]:
+    """Prepare the state of the optimizers that took earlier steps, and may take later ones.
+
+    Only one optimizer at a time has state on disk.
+    """
+    if table is None or table.backing is not None:
+        return lambda: None
+    others = [each for reference in table.optimizers if (each := reference()) is not None]
+    completions = [
+        prepare_state(each, table, table.shape, change, columns)
+        for each in others
+        if each is not optimizer
+    ]
+
+    def complete() -> None:
+        for each in completions:
+            each()
+
+    return complete
+
+
+def _prepare_last(
+    optimizer: torch.optim.Optimizer | None,
+    parameter: nn.Parameter,
+    change: RowChange,
+    added: Tensor,
+    columns: bool,
+) -> tuple[Tensor, Callable[[], None]]:
+    """Prepare the parameter and the state of the optimizer that takes the next step."""
     table = parameter if isinstance(parameter, Table) else None
     group = None if optimizer is None else group_of(optimizer, parameter)
     if table is not None and optimizer is not None and group is not None:

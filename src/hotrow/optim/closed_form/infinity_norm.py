@@ -135,7 +135,15 @@ class InfinityNormSums(MissedStepSums):
         above[reaches_eps], below[reaches_eps] = (
             torch.from_numpy(each).to(w) for each in both_sums
         )
-        w, m, u = apply_sums(w, m, u, torch.tensor(eps).to(w), (shrink, shrink2), above, below)
+        w, m, u = apply_sums(
+            w,
+            m,
+            u,
+            torch.tensor(eps, dtype=w.dtype, device=w.device),
+            (shrink, shrink2),
+            above,
+            below,
+        )
         return w, (m, u), torch.from_numpy(steps < end_step).to(w.device)
 
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:

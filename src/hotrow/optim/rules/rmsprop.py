@@ -24,7 +24,7 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 def initial_slots(group: ParamGroup) -> dict[str, float]:
     """Return the slots: the mean square, the mean if centered, and the momentum buffer if used."""
     names = ["square_avg"] + ["grad_avg"] * bool(group["centered"])
-    return dict.fromkeys(names + ["momentum_buffer"] * (group["momentum"] > 0), 0.0)
+    return dict.fromkeys(names + ["momentum_buffer"] * bool(group["momentum"] > 0), 0.0)
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
