@@ -175,8 +175,10 @@ def read_gradient_on_one_rank(count, name, accumulate):
             assert isinstance(weight.grad, RowGradient)
             if name != "a hook" and reads:
                 GRADIENT_READS[name](weight)
-        if t in (12, 25):
+        if t == 12:
             vocabulary.resize(model.user, len(weight) + 3, optimizer)
+        if t in (20, 25):
+            vocabulary.take(model.user, torch.arange(len(weight)).flip(0), optimizer)
         if name not in ASSIGNMENTS:
             values.append(nn.utils.clip_grad_norm_(weight, 0.01))
         optimizer.step()

@@ -3,6 +3,7 @@
 import copy
 import io
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -634,3 +635,13 @@ def test_adamax_with_a_second_beta_of_zero_equals_torch_in_float16():
             optimizer.step()
         found.append(layer.weight.detach())
     assert_same_bits(*found)
+
+
+@pytest.mark.parametrize("options", [{}, {"centered": True}], ids=str)
+def test_options_may_be_numpy_numbers(options):
+    options = {"lr": np.float64(0.01), "momentum": np.float64(0.5), **options}
+    layers, dense = table_model(), dense_model()
+    for model, make in ((layers, hotrow_optimizer), (dense, torch_optimizer)):
+        train(model, make("RMSprop", model, options), batches(4))
+    assert isinstance(layers[0].weight, Table)
+    torch.testing.assert_close(parameter_vector(layers), parameter_vector(dense))
