@@ -175,11 +175,11 @@ def read_gradient_on_one_rank(count, name, accumulate):
             assert isinstance(weight.grad, RowGradient)
             if name != "a hook" and reads:
                 GRADIENT_READS[name](weight)
-        if t == 12:
+        if t == 30:
             vocabulary.resize(model.user, len(weight) + 3, optimizer)
-        if t in (20, 25):
+        if t in (20, 35):
             vocabulary.take(model.user, torch.arange(len(weight)).flip(0), optimizer)
-        if name not in ASSIGNMENTS:
+        if name not in ASSIGNMENTS and t != 30:  # without a norm, the step merges the rows
             values.append(nn.utils.clip_grad_norm_(weight, 0.01))
         optimizer.step()
         values.append(weight.grad.norm())
