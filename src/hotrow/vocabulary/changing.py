@@ -21,7 +21,13 @@ from hotrow.table.parameter import Table
 from hotrow.table.protocols import Distribution
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.layers import Embeddings, VocabularyLayers
-from hotrow.vocabulary.states import check_owner, prepare_change, row_tensors
+from hotrow.vocabulary.states import (
+    check_owner,
+    other_optimizers,
+    prepare_change,
+    prepare_state,
+    row_tensors,
+)
 
 Init = Callable[[Tensor], object] | Tensor
 Complete = Callable[[], None]
@@ -85,6 +91,7 @@ def _check_change(
     That function returns another function, which completes the change.
     """
     weight, failure, added = layers.weight, None, None
+    others = other_optimizers(weight, optimizer)
     try:
         if change.new_count < 1:
             raise HotrowError(
@@ -97,7 +104,7 @@ def _check_change(
     except HotrowError as error:
         failure = error
     try:
-        operation = _describe(change) + keys + _describe_state(weight, optimizer)
+        operation = _describe(change) + keys + _describe_state(weight, optimizer, others)
         new_rows = agree_on_rows(weight, operation, added, failure)
     finally:
         failure = None  # drop the error, whose traceback refers to the weight
@@ -108,7 +115,7 @@ def _check_change(
     def prepare() -> Complete:
         if isinstance(weight, Table) and weight.shards is not None:
             _match_lags(weight)
-        store = prepare_parameters(layers.parameters, change, new_rows, optimizer)
+        store = prepare_parameters(layers.parameters, change, new_rows, optimizer, others)
 
         def complete() -> None:
             store()
@@ -179,6 +186,7 @@ def prepare_parameters(
     change: RowChange,
     added: Tensor,
     optimizer: torch.optim.Optimizer | None,
+    others: Sequence[torch.optim.Optimizer] = (),
 ) -> Callable[[], None]:
     """Compute the changed rows of parameters and of their state; return a function to store them.
 
@@ -188,11 +196,17 @@ def prepare_parameters(
         change: the change.
         added: the added rows of the first parameter.
         optimizer: the optimizer that trains the parameters, or None.
+        others: other optimizers with state for the parameters.
     """
     zeros = added.new_zeros(len(added))
     prepared = [
         _prepare(parameter, change, added if i == 0 else zeros, optimizer, columns)
         for i, (parameter, columns) in enumerate(parameters)
+    ]
+    prepared += [
+        prepare_state(each, parameter, parameter.shape, change, columns)
+        for each in others
+        for parameter, columns in parameters
     ]
 
     def complete() -> None:
@@ -214,9 +228,16 @@ def _describe(change: RowChange) -> str:
     return f"take {change.new_count} of the {change.old_count} rows (ids {ids})"
 
 
-def _describe_state(weight: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> str:
+def _describe_state(
+    weight: nn.Parameter,
+    optimizer: torch.optim.Optimizer | None,
+    others: Sequence[torch.optim.Optimizer],
+) -> str:
     """Name the state tensors whose rows change too, in the order in which the ranks send them."""
-    names = [] if optimizer is None else list(row_tensors(optimizer, weight))
+    optimizers = [] if optimizer is None else [optimizer]
+    if isinstance(weight, Table) and weight.shards is not None:  # replicas send no rows
+        optimizers += others
+    names = [name for each in optimizers for name in row_tensors(each, weight)]
     return f" with {', '.join(names)}" if names else ""
 
 

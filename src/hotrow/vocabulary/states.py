@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,6 +78,21 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
         )
 
 
+def other_optimizers(
+    weight: nn.Parameter, optimizer: torch.optim.Optimizer | None
+) -> list[torch.optim.Optimizer]:
+    """Return the other optimizers from `hotrow.optim` that have trained a table in memory.
+
+    They may take later steps, so their state must change too.
+    """
+    if not isinstance(weight, Table) or weight.backing is not None:
+        return []
+    if weight.shards is not None and len(weight.optimizers) > 1:
+        gc.collect()  # otherwise, an unused optimizer may still exist on some of the ranks
+    optimizers = [each for reference in weight.optimizers if (each := reference()) is not None]
+    return [each for each in optimizers if each is not optimizer]
+
+
 def row_tensors(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """Return a parameter's state tensors that aren't 0-D, including their spare memory."""
     state = optimizer.state.get(parameter, {})
@@ -132,7 +148,7 @@ def prepare_change(
     added: Tensor,
     columns: bool,
 ) -> tuple[Tensor, Callable[[], None]]:
-    """Compute the changed rows of a parameter and of the state of all its optimizers.
+    """Compute the changed rows of a parameter and of its state.
 
     Added rows get the initial values of the optimizer's state, and share the parameter's step
     count. The caller must postpone signals until the change is complete.
@@ -141,48 +157,6 @@ def prepare_change(
         The new values of the parameter, and a function that stores the state. Call the
         function after the parameter has its new values.
     """
-    table = parameter if isinstance(parameter, Table) else None
-    complete_others = _prepare_others(optimizer, table, change, columns)
-    values, complete_last = _prepare_last(optimizer, parameter, change, added, columns)
-
-    def complete() -> None:
-        complete_last()
-        complete_others()
-
-    return values, complete
-
-
-def _prepare_others(
-    optimizer: torch.optim.Optimizer | None, table: Table | None, change: RowChange, columns: bool
-) -> Callable[[], None]:
-    """Prepare the state of the optimizers that took earlier steps, and may take later ones.
-
-    Only one optimizer at a time has state on disk.
-    """
-    if table is None or table.backing is not None:
-        return lambda: None
-    others = [each for reference in table.optimizers if (each := reference()) is not None]
-    completions = [
-        prepare_state(each, table, table.shape, change, columns)
-        for each in others
-        if each is not optimizer
-    ]
-
-    def complete() -> None:
-        for each in completions:
-            each()
-
-    return complete
-
-
-def _prepare_last(
-    optimizer: torch.optim.Optimizer | None,
-    parameter: nn.Parameter,
-    change: RowChange,
-    added: Tensor,
-    columns: bool,
-) -> tuple[Tensor, Callable[[], None]]:
-    """Prepare the parameter and the state of the optimizer that takes the next step."""
     table = parameter if isinstance(parameter, Table) else None
     group = None if optimizer is None else group_of(optimizer, parameter)
     if table is not None and optimizer is not None and group is not None:
