@@ -1239,32 +1239,6 @@ def test_replicas_of_moved_rows_stay_equal_after_a_read_on_one_rank(reader):
             assert_same_bits(found[key], value)
 
 
-def take_after_steps_of_two_optimizers(count, is_sharded):
-    """Take rows after steps of Adam and SGD, then let Adam take a step."""
-    torch.manual_seed(0)
-    layer = hotrow.convert(nn.Embedding(8, 2), min_entries=0)
-    if is_sharded:
-        shard(layer, mesh_of_all(count))
-    assert isinstance(layer.weight, Table)
-    adam = hotrow.optim.Adam(layer.parameters(), lr=0.1)
-    sgd = hotrow.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
-    for optimizer in (adam, sgd, None, adam):
-        if optimizer is None:
-            vocabulary.take(layer, [7, 0, -1, 2, 5, 1], sgd, init=torch.zeros(1, 2))
-            continue
-        optimizer.zero_grad()
-        layer(torch.arange(5)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return layer(torch.arange(6)).detach()
-
-
-def test_the_state_of_several_optimizers_moves_between_ranks():
-    expected = take_after_steps_of_two_optimizers(1, is_sharded=False)
-    for values in rank_processes(2).run(take_after_steps_of_two_optimizers, 2, True):
-        torch.testing.assert_close(values, expected)
-
-
 def resize_without_the_state_of_a_rank(count):
     layer = shard(hotrow.convert(nn.Embedding(6, 2)), mesh_of_all(count))
     optimizer = hotrow.optim.AdamW(layer.parameters())

@@ -368,9 +368,10 @@ USES = {
     "list": lambda g: torch.tensor(g.tolist()),
     "deep copy": lambda g: copy.deepcopy(g),
     "flat": lambda g: (g.view(-1).mul_(2), g)[1],
-    "flattened": lambda g: g.flatten(),
-    "reshaped": lambda g: g.reshape(-1),
-    "contiguous": lambda g: g.contiguous(),
+    "flattened": lambda g: (g.flatten().mul_(2), g)[1],
+    "reshaped": lambda g: (g.reshape(-1).mul_(2), g.reshape(30), g)[2],
+    "raveled": lambda g: (g.ravel().mul_(2), g)[1],
+    "contiguous": lambda g: (g.contiguous().mul_(2), g)[1],
     "zeroed": lambda g: g.zero_(),
     "a view, then zeroed": lambda g: (g[:3], g.zero_())[1],
     "scaled in place": lambda g: g.detach().mul_(0.5),
@@ -668,7 +669,8 @@ def test_torchs_fused_steps_get_equal_strides(name):
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
 @pytest.mark.parametrize("is_loaded", [True, False])
 @pytest.mark.parametrize("dense", [True, False])
-def test_torchs_fused_optimizers_train_a_table(name, is_loaded, dense):
+@pytest.mark.parametrize("closure", [True, False])
+def test_torchs_fused_optimizers_train_a_table(name, is_loaded, dense, closure):
     options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
     found = []
     for make, chosen in ((by_columns, hotrow_optimizer), (plain, torch_optimizer)):
@@ -678,49 +680,70 @@ def test_torchs_fused_optimizers_train_a_table(name, is_loaded, dense):
         optimizer = torch_optimizer(name, layers, options)
         if is_loaded:
             optimizer.load_state_dict(earlier.state_dict())
-        for ids in (2, 0, 7):
+
+        def backward(id, layers=layers, optimizer=optimizer):
             optimizer.zero_grad()
-            loss = layers[0](torch.tensor([ids])).pow(2).sum()
-            (loss + dense * layers[0].weight.pow(2).sum() if dense else loss).backward()
-            optimizer.step()
-        found.append(layers[0].weight.detach())
+            loss = layers(torch.tensor([id])).pow(2).sum()
+            (loss + layers[0].weight.pow(2).sum() if dense else loss).backward()
+            return loss
+
+        for id in (2, 0, 7):
+            if closure:
+                optimizer.step(lambda id=id, backward=backward: backward(id))
+            else:
+                backward(id)
+                optimizer.step()
         assert isinstance(layers[0].weight, Table) == (make is by_columns)
+        following = plain()  # a resumed run, without hotrow
+        following.load_state_dict(layers.state_dict())
+        successor = torch_optimizer(name, following, options)
+        successor.load_state_dict(optimizer.state_dict())
+        train(following, successor, batches(4))
+        found.append(torch.cat([layers[0].weight.detach(), following[0].weight.detach()]))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-@pytest.mark.parametrize("make_following", [plain, by_columns])
-def test_an_assigned_checkpoint_continues_with_fused_steps(name, make_following):
+def test_an_assigned_checkpoint_continues_with_fused_steps(name):
     options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
     found = []
     for make, chosen in ((by_columns, hotrow_optimizer), (plain, torch_optimizer)):
         layers = make()
         optimizer = chosen(name, layers, options)
         train(layers, optimizer, batches(4))
-        file = io.BytesIO()
-        torch.save((layers.state_dict(), optimizer.state_dict()), file)
-        file.seek(0)
-        weights, state = torch.load(file)
         following = plain()
-        following.load_state_dict(weights, assign=True)
-        chosen = torch_optimizer if make_following is plain else chosen
+        following.load_state_dict(copy.deepcopy(layers.state_dict()), assign=True)
         successor = chosen(name, following, options)
-        successor.load_state_dict(state)
+        successor.load_state_dict(optimizer.state_dict())
         train(following, successor, batches(4))
         found.append(parameter_vector(following))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_a_saved_weight_has_torchs_strides():
-    layers, optimizer = lagging()
+def test_inference_mode_does_not_stop_gradients():
+    layers = by_columns()
+    optimizer = hotrow_optimizer("SGD", layers, {"lr": 0.1})
+    train(layers, optimizer, batches(2))
     weight = layers[0].weight
-    assert weight.stride() == (1, COLUMNS)
-    saved = layers.state_dict()
-    assert saved["0.weight"].is_contiguous()
-    assert saved["0.weight"].data_ptr() == weight.data_ptr()
-    del saved
-    train(layers, optimizer, batches(1))
-    assert weight.stride() == (1, COLUMNS)
+    with torch.inference_mode():
+        assert weight.view(-1).shape == (ROWS * COLUMNS,)
+        layers(torch.tensor([1]))
+    assert not weight.is_inference()
+    optimizer.zero_grad()
+    weight.square().sum().backward()
+    assert_same_bits(weight.grad, 2 * weight.detach())
+
+
+def test_a_saved_state_has_the_strides_that_torchs_would_have():
+    transposed = nn.Embedding(7, 3, _weight=torch.randn(3, 7).t())
+    layers = by_columns(), hotrow.convert(transposed, min_entries=0)
+    for model, ids in zip(layers, (torch.tensor([1]), torch.tensor([1])), strict=True):
+        optimizer = hotrow.optim.Adam(model.parameters())
+        model(ids).sum().backward()
+        optimizer.step()
+        strides = optimizer.state_dict()["state"][0]["exp_avg"].stride()
+        assert strides == ((1, 7) if model is layers[1] else (ROWS, 1))
+    assert isinstance(transposed.weight, Table)
 
 
 # --- Parameters that become tables when they are looked up ----------------------------------

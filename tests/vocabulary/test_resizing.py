@@ -449,32 +449,47 @@ def test_the_optimizer_is_needed_after_it_has_loaded_a_state():
     assert exp_avg.any(1).tolist() == [False, False, True, True]
 
 
+@pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
-def test_the_state_of_earlier_optimizers_moves_too(name):
-    values, order = torch.randn(6, 2), [5, 4, 3, 2, 1, 0]
-    found = []
-    for library in (hotrow.optim, torch.optim):
-        layer = nn.Embedding(6, 2, _weight=values.clone())
-        if library is hotrow.optim:
-            layer = hotrow.convert(layer, min_entries=0)
-            assert isinstance(layer.weight, Table)
-        optimizers = [library.Adam(layer.parameters(), lr=0.1)]
-        optimizers.append(getattr(library, name)(layer.parameters(), lr=0.1))
-        for each in (*optimizers, None, optimizers[0]):
-            if each is not None:
-                each.zero_grad()
-                layer(torch.tensor([0, 1])).square().sum().backward()
-                each.step()
-            elif library is hotrow.optim:
-                vocabulary.take(layer, order, optimizers[1])
-            else:
-                for optimizer in optimizers:
-                    for value in optimizer.state[layer.weight].values():
-                        if value is not None and value.ndim:
-                            value.copy_(value[order].clone())
-                layer.weight.data.copy_(layer.weight.data[order].clone())
-        found.append(layer.weight.detach())
-    torch.testing.assert_close(*found)
+def test_an_optimizer_whose_state_has_the_old_rows_raises(name, dense):
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    adam = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    last = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1)
+
+    def step(optimizer, dense=False):
+        optimizer.zero_grad()
+        (layer.weight if dense else layer(torch.tensor([0, 1]))).square().sum().backward()
+        optimizer.step()
+
+    for optimizer in (adam, last):
+        step(optimizer)
+    vocabulary.take(layer, [5, 4, 3, 2, 1, 0], last)
+    step(last)
+    before = layer.weight.detach().clone()
+    message = "rows of its state did not: del optimizer.state"
+    for use in (lambda: step(adam, dense), adam.state_dict):
+        with pytest.raises(HotrowError, match=message):
+            use()
+        assert_same_bits(layer.weight.detach(), before)
+    del adam.state[layer.weight]
+    step(adam, dense)
+    vocabulary.take(layer, [5, 4, 3, 2, 1, 0], adam)
+    step(adam, dense)
+
+
+def test_a_fused_step_with_state_of_another_shape_raises():
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    last = hotrow.optim.SGD(layer.parameters(), lr=0.1)
+    fused = hotrow.optim.Adagrad(layer.parameters(), fused=True)
+    layer(torch.tensor([0, 1])).sum().backward()
+    last.step()
+    last.zero_grad()
+    vocabulary.resize(layer, 400, last)
+    layer.weight.sum().backward()
+    with pytest.raises(HotrowError, match="state 'sum' of a 400 x 2 table has shape"):
+        fused.step()
 
 
 @pytest.mark.filterwarnings("ignore:SGD updates every row")

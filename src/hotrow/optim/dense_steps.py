@@ -135,12 +135,19 @@ def dense_gradient(
         gradient = gradient.as_dense()
     if not group.get("fused"):
         return gradient
+    for name, value in dict.items(states[table]):
+        if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
+            raise HotrowError(  # the fused kernels would read other memory
+                f"the optimizer state {name!r} of a {' x '.join(map(str, table.shape))} table has "
+                f"shape {tuple(value.shape)}",
+                fix="create a new optimizer after you change the rows of a table",
+            )
     match_strides(states[table], table, shared=True)
     return with_strides(gradient, table.stride())
 
 
-def match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Give a state's tensors the table's strides; tensors with aliases change only if `shared`."""
+def match_strides(state: dict[str, Any], table: Tensor, shared: bool = False) -> None:
+    """Give a state's tensors the strides of its parameter; those with aliases only if `shared`."""
     for name, value in dict.items(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
             stored = stored_values(value)

@@ -57,6 +57,11 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
+            if table.columns:
+                # Dense steps gain nothing from another order. Fused steps, which may follow in a
+                # resumed run, need torch's order in the weight, its gradient and its state.
+                table.has_torch_steps = True
+                table.set_layout()
             if group.get("fused") and table.grad is not None:
                 table.grad = dense_gradient(table.grad, group, table, optimizer.state)
         if not tables or optimizer in _warned:

@@ -31,7 +31,7 @@ from hotrow.optim.dense_steps import (
 )
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import Replaced, RowLag, Run, last_run
+from hotrow.optim.lag import Replaced, RowLag, Run, last_run, warn_about_aliases
 from hotrow.optim.loading import (
     check_group,
     check_ranges,
@@ -84,12 +84,12 @@ Raises:
 """
 
 
-def _contiguous_state(
-    state: Mapping[str, Any], convert: Callable[[Tensor], Tensor] = trim_storage
+def _plain_state(
+    state: Mapping[str, Any], contiguous: bool, convert: Callable[[Tensor], Tensor] = trim_storage
 ) -> dict[str, Any]:
-    """Return a table's state with contiguous tensors, converted by `convert`."""
+    """Return a table's state with tensors converted by `convert`, after `contiguous()` if true."""
     return {
-        k: convert(trim_storage(v.contiguous()))
+        k: convert(trim_storage(v.contiguous() if contiguous else v))
         if isinstance(v, Tensor) and v.layout == torch.strided
         else v
         for k, v in state.items()
@@ -272,6 +272,7 @@ class RowOptimizer(_Optimizer):
             if not isinstance(gradient, RowGradient):
                 table.dense_step = table.dense_step or self._count
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
+            self.table_state(table)  # raises an error if its rows are old
             table.close_lag()
             dense.append((group, table, gradient))
         if dense or self._has_other_gradients():
@@ -290,6 +291,7 @@ class RowOptimizer(_Optimizer):
             table.record_optimizer(self)
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
+        warn_about_aliases(lag for lag, _, _ in pending_steps)
 
     def _prepare_replicas(
         self, gradients: list[TableGradient], reasons: list[Reason | None]
@@ -397,6 +399,7 @@ class RowOptimizer(_Optimizer):
                 table.close_lag()  # the lag belongs to another optimizer or has other options
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
+                state.change_count = table.change_count
                 match_strides(state, table)
                 is_new = not state
                 table.lag = lag = RowLag(self.rule, table, group, state)
@@ -408,8 +411,18 @@ class RowOptimizer(_Optimizer):
         return lag
 
     def table_state(self, table: Table) -> Any:
-        """Return a table's state; if a table on disk has none yet, return its saved state."""
+        """Return a table's state; if a table on disk has none yet, return its saved state.
+
+        Raises:
+            HotrowError: the rows of the table changed, but not those of this state.
+        """
         state = self.state.get(table, {})
+        if isinstance(state, RowState) and state.change_count not in (None, table.change_count):
+            raise HotrowError(
+                f"the rows of a {tuple(table.shape)} table changed after this "
+                f"{type(self).__name__}'s last step, but the rows of its state did not",
+                fix="del optimizer.state[weight], or create a new optimizer",
+            )
         if table.backing is not None and not state and not isinstance(state, RowState):
             run = last_run(table)
             if run is not None and run.rule is self.rule:
@@ -499,6 +512,7 @@ class RowOptimizer(_Optimizer):
             graphs.replay(graph, lags)
             for each in optimizers:
                 each._count += 1
+        warn_about_aliases(lag for lag, _ in lags)
 
     def _gpu_lags(self) -> list[tuple[ParamGroup, RowLag]]:
         """Return the lag of each table that has a gradient or is part of a CUDA graph."""
@@ -535,7 +549,7 @@ class RowOptimizer(_Optimizer):
             result: dict[str, Any] = super().state_dict()
             tables = dict(saved_tables(self.param_groups, result["param_groups"]))
             result["state"] = {
-                index: _contiguous_state(state, tables[index].to_global)
+                index: _plain_state(state, tables[index].columns, tables[index].to_global)
                 if index in tables
                 else state
                 for index, state in result["state"].items()
@@ -564,6 +578,9 @@ class RowOptimizer(_Optimizer):
         finally:
             handle.remove()
             if self.state is not before:
+                for group in self.param_groups:
+                    for parameter in group["params"] if group.get("fused") else ():
+                        match_strides(self.state.get(parameter, {}), parameter, shared=True)
                 self._loaded = frozenset(table for _, table in self._tables())
                 for group, table in self._tables():
                     if table.backing is not None:
@@ -625,5 +642,5 @@ class RowOptimizer(_Optimizer):
             result["state"] = result["state"].copy()
             for _, table in self._tables():
                 if table in result["state"]:
-                    result["state"][table] = _contiguous_state(result["state"][table])
+                    result["state"][table] = _plain_state(result["state"][table], True)
         return result

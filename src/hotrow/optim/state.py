@@ -37,6 +37,8 @@ class RowState(dict[str, Any]):
     """
 
     _lag: weakref.ref[StateLag] | None = None  # weak, because the table owns the lag
+    # The table's `change_count` when these rows were last changed or used; None if unknown.
+    change_count: int | None = None
 
     @property
     def lag(self) -> StateLag | None:

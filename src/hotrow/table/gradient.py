@@ -315,6 +315,28 @@ class RowGradient(Tensor):
         """Store all V rows, and return their storage."""
         return self.store_all_rows().untyped_storage()
 
+    def _as_row_major(self) -> Tensor:
+        """Return a row-major alias; the strides of a gradient with `columns` differ from it."""
+        if not self.row_storage.columns:
+            return self
+        return self.row_storage.transpose_if_columns(self.store_all_rows())
+
+    def contiguous(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return a contiguous alias."""
+        return Tensor.contiguous(self._as_row_major(), *args, **kwargs)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """Return an alias with another shape."""
+        return Tensor.reshape(self._as_row_major(), *shape)
+
+    def flatten(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return a flat alias."""
+        return Tensor.flatten(self._as_row_major(), *args, **kwargs)
+
+    def ravel(self) -> Tensor:
+        """Return a flat alias."""
+        return Tensor.ravel(self._as_row_major())
+
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""
         return self.as_dense().tolist()
@@ -428,8 +450,6 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
-    if gradient.row_storage.columns and kwargs.get("memory_format") == torch.contiguous_format:
-        return NotImplemented  # the strides of a row gradient are not contiguous
     return gradient.with_rows(gradient.row_storage.rows.clone())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, TypeGuard
@@ -56,10 +56,10 @@ class Table(nn.Parameter):
 
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
-        optimizers: the optimizers from `hotrow.optim` that have taken a step or loaded a state, in
-            the order in which each of them last took over from another.
+        change_count: how often `hotrow.vocabulary` has changed the rows.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
+        has_torch_steps: whether an optimizer from `torch.optim` took the last step.
         was_copied: whether `convert` copied the values, because other code shared the storage.
         was_sent: whether the table's GPU memory was sent to another process.
         shards: the processes that store the other rows, or None if this process stores all rows.
@@ -73,9 +73,11 @@ class Table(nn.Parameter):
     """
 
     lag: Lag | None
-    optimizers: Sequence[weakref.ref[torch.optim.Optimizer]] = ()
+    change_count: int = 0
+    _last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
+    has_torch_steps: bool = False
     was_copied: bool = False
     was_sent: bool = False
     has_warned = False  # whether `functional` has warned about DistributedDataParallel
@@ -88,14 +90,12 @@ class Table(nn.Parameter):
 
     @property
     def last_optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer that took the last step or loaded its state, if it still exists."""
-        return self.optimizers[-1]() if self.optimizers else None
+        """The optimizer from `hotrow.optim` that last took a step or loaded its state, or None."""
+        return None if self._last_optimizer is None else self._last_optimizer()
 
     def record_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record which optimizer takes a step or loads its state."""
-        if self.last_optimizer is not optimizer:
-            others = [each for each in self.optimizers if each() not in (None, optimizer)]
-            self.optimizers = [*others, weakref.ref(optimizer)]
+        """Record which optimizer from `hotrow.optim` takes a step or loads its state."""
+        self._last_optimizer, self.has_torch_steps = weakref.ref(optimizer), False
 
     # These two properties depend only on the class, because torch.compile can't read the attributes
     # of a table.
@@ -170,12 +170,13 @@ class Table(nn.Parameter):
         """Switch to column order (`by_columns`) or torch's default order, if there is no alias.
 
         Autograd requires a dense gradient to have the same memory order, so the gradient changes
-        too.
+        too. A table that takes steps of an optimizer from `torch.optim` keeps torch's order.
         """
+        by_columns = by_columns and not self.has_torch_steps
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
             self.close_lag()
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
                 set_strides(self, strides)
                 if type(self.grad) is Tensor:
                     set_strides(self.grad, self.stride())
@@ -281,9 +282,7 @@ class Table(nn.Parameter):
             weight = kwargs.get("weight", args[1:] and args[1])
             if can_look_up_rows(weight, False):
                 return lookup(*args, **kwargs)
-        # `nn.Module.state_dict` detaches the parameters.
-        is_saved = func == _DETACH and is_called_by(_SAVE, sys._getframe(1))
-        if (func in _VIEWS or is_saved) and isinstance(args[0], Table) and args[0].columns:
+        if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
             args[0].set_layout(by_columns=False)
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
@@ -305,7 +304,7 @@ class Table(nn.Parameter):
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)
-        if is_saved and args[0].shards is not None:
+        if func == _DETACH and args[0].shards is not None and is_called_by(_SAVE, sys._getframe(1)):
             return args[0].to_global(result)  # a layer may be tied to the table after `shard`
         if func in _ALIASES:
             return trim_storage(result) if not result.requires_grad else result

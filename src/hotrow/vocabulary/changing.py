@@ -15,19 +15,14 @@ from hotrow.ids import digest
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
+from hotrow.optim.state import RowState
 from hotrow.table.autograd import replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from hotrow.table.protocols import Distribution
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.layers import Embeddings, VocabularyLayers
-from hotrow.vocabulary.states import (
-    check_owner,
-    other_optimizers,
-    prepare_change,
-    prepare_state,
-    row_tensors,
-)
+from hotrow.vocabulary.states import check_owner, prepare_change, row_tensors
 
 Init = Callable[[Tensor], object] | Tensor
 Complete = Callable[[], None]
@@ -91,7 +86,6 @@ def _check_change(
     That function returns another function, which completes the change.
     """
     weight, failure, added = layers.weight, None, None
-    others = other_optimizers(weight, optimizer)
     try:
         if change.new_count < 1:
             raise HotrowError(
@@ -104,7 +98,7 @@ def _check_change(
     except HotrowError as error:
         failure = error
     try:
-        operation = _describe(change) + keys + _describe_state(weight, optimizer, others)
+        operation = _describe(change) + keys + _describe_state(weight, optimizer)
         new_rows = agree_on_rows(weight, operation, added, failure)
     finally:
         failure = None  # drop the error, whose traceback refers to the weight
@@ -115,7 +109,7 @@ def _check_change(
     def prepare() -> Complete:
         if isinstance(weight, Table) and weight.shards is not None:
             _match_lags(weight)
-        store = prepare_parameters(layers.parameters, change, new_rows, optimizer, others)
+        store = prepare_parameters(layers.parameters, change, new_rows, optimizer)
 
         def complete() -> None:
             store()
@@ -186,7 +180,6 @@ def prepare_parameters(
     change: RowChange,
     added: Tensor,
     optimizer: torch.optim.Optimizer | None,
-    others: Sequence[torch.optim.Optimizer] = (),
 ) -> Callable[[], None]:
     """Compute the changed rows of parameters and of their state; return a function to store them.
 
@@ -196,24 +189,24 @@ def prepare_parameters(
         change: the change.
         added: the added rows of the first parameter.
         optimizer: the optimizer that trains the parameters, or None.
-        others: other optimizers with state for the parameters.
     """
     zeros = added.new_zeros(len(added))
     prepared = [
         _prepare(parameter, change, added if i == 0 else zeros, optimizer, columns)
         for i, (parameter, columns) in enumerate(parameters)
     ]
-    prepared += [
-        prepare_state(each, parameter, parameter.shape, change, columns)
-        for each in others
-        for parameter, columns in parameters
-    ]
 
     def complete() -> None:
         for each in prepared:
             each()
         for parameter, _ in parameters:
-            if isinstance(parameter, Table) and parameter.frozen is not None:
+            if not isinstance(parameter, Table):
+                continue
+            parameter.change_count += 1
+            state = None if optimizer is None else optimizer.state.get(parameter)
+            if isinstance(state, RowState):
+                state.change_count = parameter.change_count
+            if parameter.frozen is not None:
                 frozen = change.new_ids(parameter.frozen)
                 parameter.frozen = frozen[frozen >= 0].sort().values
 
@@ -228,16 +221,9 @@ def _describe(change: RowChange) -> str:
     return f"take {change.new_count} of the {change.old_count} rows (ids {ids})"
 
 
-def _describe_state(
-    weight: nn.Parameter,
-    optimizer: torch.optim.Optimizer | None,
-    others: Sequence[torch.optim.Optimizer],
-) -> str:
+def _describe_state(weight: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> str:
     """Name the state tensors whose rows change too, in the order in which the ranks send them."""
-    optimizers = [] if optimizer is None else [optimizer]
-    if isinstance(weight, Table) and weight.shards is not None:  # replicas send no rows
-        optimizers += others
-    names = [name for each in optimizers for name in row_tensors(each, weight)]
+    names = [] if optimizer is None else list(row_tensors(optimizer, weight))
     return f" with {', '.join(names)}" if names else ""
 
 

@@ -15,7 +15,7 @@ from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import agree_on_rows, leave_inference_mode, prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
-from hotrow.vocabulary.states import other_optimizers, prepare_state, row_tensors, unwrap
+from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 
 
 def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
@@ -78,9 +78,7 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
         complete: list[tuple[str, Callable[[], None]]] = []
         for old, new in matches:
             change = RowChange(len(old), len(new))
-            others = other_optimizers(old, inner)
-            added = new.detach()[len(old) :]
-            store = prepare_parameters([(old, False)], change, added, inner, others)
+            store = prepare_parameters([(old, False)], change, new.detach()[len(old) :], inner)
             complete.append((names[id(new)], store))
         for each in trained:
             if id(each) in names and (resize_state := _prepare_resized_state(inner, each)):

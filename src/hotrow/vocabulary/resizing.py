@@ -53,8 +53,6 @@ def resize(
             outputs.
         optimizer: the optimizer that trains the weight, from `hotrow.optim` or `torch.optim`, or a
             wrapper around it. Pass None if you have not created the optimizer yet.
-            If a table in memory was also trained by other optimizers from `hotrow.optim`, their
-            state changes too.
         model: the model that contains the layer. It is searched for other layers that share the
             weight. You can omit it if there are none.
         init: the values of the n new rows, as an (n, D) tensor, or a function such as

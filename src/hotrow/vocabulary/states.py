@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,21 +75,6 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
             f"this {name} did not take the last step of the {shape} table",
             fix="pass the optimizer that took the last step",
         )
-
-
-def other_optimizers(
-    weight: nn.Parameter, optimizer: torch.optim.Optimizer | None
-) -> list[torch.optim.Optimizer]:
-    """Return the other optimizers from `hotrow.optim` that have trained a table in memory.
-
-    They may take later steps, so their state must change too.
-    """
-    if not isinstance(weight, Table) or weight.backing is not None:
-        return []
-    if weight.shards is not None and len(weight.optimizers) > 1:
-        gc.collect()  # otherwise, an unused optimizer may still exist on some of the ranks
-    optimizers = [each for reference in weight.optimizers if (each := reference()) is not None]
-    return [each for each in optimizers if each is not optimizer]
 
 
 def row_tensors(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

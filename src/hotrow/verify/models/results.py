@@ -194,10 +194,13 @@ def _to_tensors(name: str, leaf: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _text_of(leaf: Any) -> str | None:
     is_empty = isinstance(leaf, Mapping | Sequence) and not leaf
+    for kind in (str, bytes, bytearray):
+        if isinstance(leaf, kind) and not isinstance(leaf, Enum):
+            return kind.__repr__(leaf)  # a subclass may hide the value
     if isinstance(leaf, _TEXTS) or is_empty:
         return repr(leaf)
     if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
-        return repr(leaf)
+        return int.__repr__(leaf)
     is_set = isinstance(leaf, set | frozenset)
     if is_set and all(isinstance(each, (*_NUMBERS, *_TEXTS)) for each in leaf):
         return f"{{{', '.join(sorted(map(repr, leaf)))}}}"
