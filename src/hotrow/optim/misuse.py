@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from hotrow.errors import HotrowError
-from hotrow.optim.dense_steps import dense_gradient
+from hotrow.optim.dense_steps import dense_gradient, match_strides
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
 from hotrow.table.reading import raise_pending_error
@@ -62,6 +62,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
                 # resumed run, need torch's order in the weight, its gradient and its state.
                 table.has_torch_steps = True
                 table.set_layout()
+                match_strides(optimizer.state.get(table, {}), table, shared=True)
             if group.get("fused") and table.grad is not None:
                 table.grad = dense_gradient(table.grad, group, table, optimizer.state)
         if not tables or optimizer in _warned:

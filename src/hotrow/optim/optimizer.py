@@ -369,7 +369,10 @@ class RowOptimizer(_Optimizer):
                 for parameter in group["params"]:
                     lookup_axis = parameter.__dict__.get("lookup_axis")
                     if lookup_axis and not isinstance(parameter, Table):
-                        Table.adopt(parameter, columns=lookup_axis == "columns")
+                        table = Table.adopt(parameter, columns=lookup_axis == "columns")
+                        if self.state.get(table):
+                            self.state[table] = state = RowState(self.state[table])
+                            state.change_count = table.change_count
 
     def _tables(self) -> list[tuple[ParamGroup, Table]]:
         return [

@@ -293,7 +293,8 @@ def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tens
     """Return a gradient with the changed rows."""
     if not isinstance(gradient, RowGradient):
         return change.apply_to(gradient, 0.0, columns=columns)
-    storage = gradient.row_storage
+    # Merge on all ranks, because some of them may have read the gradient, which merges it.
+    storage = gradient.merge().row_storage
     has_all_rows, touched = storage.has_all_rows(gradient.count), storage.touched
     new_ids = change.new_ids(gradient.ids)
     kept = new_ids >= 0
@@ -306,5 +307,7 @@ def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tens
         result.step_all_rows()
     if has_all_rows and touched is not None:
         new_ids = change.new_ids(touched[touched >= 0])
-        result.row_storage.touched = new_ids[new_ids >= 0]
+        new_ids = new_ids[new_ids >= 0]
+        if len(new_ids) < change.new_count:
+            result.row_storage.touched = new_ids
     return result

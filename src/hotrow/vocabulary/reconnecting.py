@@ -15,7 +15,7 @@ from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import agree_on_rows, leave_inference_mode, prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
-from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
+from hotrow.vocabulary.states import check_owner, prepare_state, row_tensors, unwrap
 
 
 def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
@@ -63,6 +63,8 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     failure = None
     try:
         matches = _match_new_parameters(model, trained)
+        for old, _ in matches:
+            check_owner(inner, old)
         _check_support([*trained, *(new for _, new in matches)])
     except HotrowError as error:
         failure = error
