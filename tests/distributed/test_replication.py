@@ -203,6 +203,76 @@ def test_replicas_keep_the_same_bits_when_one_rank_reads_a_gradient(name, accumu
     assert_all_the_same(rank_processes(2).run(read_gradient_on_one_rank, 2, name, accumulate))
 
 
+def take_rows_of_a_gradient(count, keeps_all, read):
+    """Return norms of gradients whose rows were taken after only rank 0 has read them."""
+    norms = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        layer = hotrow.convert(nn.Embedding(7, 3), min_entries=0)
+        distribute(layer, "replicate", count)
+        assert isinstance(layer.weight, Table)
+        optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1)
+        ids = torch.randperm(7)[: 7 if keeps_all else 4]
+        (layer(ids) * torch.randn(len(ids), 3)).sum().backward()
+        if dist.get_rank() == 0:
+            read(layer.weight.grad)
+        if keeps_all:
+            vocabulary.resize(layer, 9, optimizer)
+        else:
+            vocabulary.take(layer, ids.sort().values.flip(0), optimizer)
+        norms.append(nn.utils.clip_grad_norm_(layer.weight, 0.01))
+        optimizer.step()
+        norms.append(layer.weight.detach())
+    return norms
+
+
+@pytest.mark.parametrize("keeps_all", [True, False])
+@pytest.mark.parametrize("read", [torch.norm, torch.t])
+def test_norms_have_the_same_bits_if_rows_are_taken_after_a_read(keeps_all, read):
+    ranks = rank_processes(2).run(take_rows_of_a_gradient, 2, keeps_all, read)
+    for values in zip(*ranks, strict=True):
+        assert_same_bits(*values)
+
+
+class OneHotLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(40, 3)
+
+    def forward(self, ids):
+        return self.linear(F.one_hot(ids, 40).float())
+
+
+def train_one_hots_with_ddp(count, options):
+    found, rank = [], dist.get_rank()
+    with patch("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0):
+        for library in (torch.optim, hotrow.optim):
+            torch.manual_seed(0)
+            model = OneHotLayer()
+            if library is hotrow.optim:
+                hotrow.convert(model)
+            parallel = DistributedDataParallel(model, **options)
+            optimizer = library.SGD(model.parameters(), lr=0.1)
+            for t in range(5):
+                optimizer.zero_grad()
+                parallel(torch.tensor([t, 20 + rank])).square().sum().backward()
+                optimizer.step()
+                if rank == 0:
+                    model.linear.weight.view(-1)
+            found.append(model.linear.weight.detach().clone())
+        record = hotrow.convert.report(model).findings
+    return found, [finding.outcome for finding in record]
+
+
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph", "broadcast_buffers"])
+def test_ddp_averages_the_gradients_of_weights_for_one_hots(option):
+    for (expected, values), outcomes in rank_processes(2).run(
+        train_one_hots_with_ddp, 2, {option: True}
+    ):
+        torch.testing.assert_close(values, expected)
+        assert outcomes == ["linear(40, 3) looked up"]
+
+
 def train_with_an_alias(count):
     """Train while rank 1 has an alias of a table, so every step settles all rows on rank 1."""
     rank = dist.get_rank()

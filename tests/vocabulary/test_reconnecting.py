@@ -109,6 +109,23 @@ def test_without_reconnect_the_state_is_lost():
         step(replaced, optimizer, 9)
 
 
+def test_only_the_optimizer_that_took_the_last_step_reconnects():
+    model = hotrow.convert(nn.Sequential(nn.Embedding(6, 3)), min_entries=0)
+    weight = model[0].weight
+    assert isinstance(weight, Table)
+    first, last = (hotrow.optim.Adam(model.parameters(), lr=0.1) for _ in "ab")
+    for optimizer in (first, last):
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model[0].weight = nn.Parameter(torch.cat([weight.detach(), torch.zeros(2, 3)]))
+    with pytest.raises(HotrowError, match="did not take the last step"):
+        vocabulary.reconnect(model, first)
+    assert vocabulary.reconnect(model, last) == ["0.weight"]
+    assert last.state[model[0].weight]["exp_avg"].shape == (8, 3)
+    assert model[0].weight is weight
+
+
 def test_a_missing_parameter_is_an_error_before_any_change():
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -478,6 +478,22 @@ def test_an_optimizer_whose_state_has_the_old_rows_raises(name, dense):
     step(adam, dense)
 
 
+@pytest.mark.usefixtures("small_tables")
+def test_the_state_of_a_step_that_created_the_table_has_old_rows_too():
+    weight = nn.Parameter(torch.randn(3, 8))
+    layer = hotrow.OneHotLinear(8, 3, bias=False)
+    layer.weight = weight
+    adam, last = (kind([weight], lr=0.1) for kind in (hotrow.optim.Adam, hotrow.optim.SGD))
+    for optimizer in (adam, last):
+        optimizer.zero_grad()
+        layer(torch.tensor([0, 1])).square().sum().backward()
+        optimizer.step()
+    assert isinstance(weight, Table)
+    vocabulary.take(layer, [7, 6, 5, 4, 3, 2, 1, 0], last)
+    with pytest.raises(HotrowError, match="rows of its state did not"):
+        adam.step()
+
+
 def test_a_fused_step_with_state_of_another_shape_raises():
     layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
     assert isinstance(layer.weight, Table)
