@@ -56,6 +56,12 @@ def find_reasons(
 
 def _check_gradient(gradient: Tensor, table: Table) -> None:
     """Raise an error if the table was changed after the gradient was computed."""
+    if (
+        gradient.shape == table.shape
+        and gradient.dtype == table.dtype
+        and gradient.device == table.device
+    ):
+        return
     dtype = table.grad_dtype or gradient.dtype
     found = gradient.shape, gradient.device, gradient.dtype
     expected = table.shape, table.device, dtype
@@ -88,7 +94,7 @@ def _find_reason(
         _overlaps(table, other) for each in param_groups for other in each["params"]
     ):
         return "another parameter shares its memory", "use the same parameter in both places"
-    if _overlaps_itself(table):
+    if not table.is_contiguous() and _overlaps_itself(table):
         return "its rows share memory with each other", "use a copy of the weight (.clone())"
     return None
 
@@ -109,8 +115,6 @@ def _overlaps(table: Tensor, other: Tensor) -> bool:
 
 def _overlaps_itself(table: Tensor) -> bool:
     """Return whether several entries are in the same memory, for example after `expand`."""
-    if table.is_contiguous():
-        return False
     strides = sorted(zip(table.stride(), table.shape, strict=True))
     (step, count), (outer_step, outer_count) = strides
     return (count > 1 and not step) or (outer_count > 1 and outer_step <= (count - 1) * step)

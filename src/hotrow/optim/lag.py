@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -132,7 +132,7 @@ class RowLag:
         if self._is_on_gpu:
             self.ledger.allow_undo()
         self.alias_steps = 0  # the number of consecutive steps with a live alias so far
-        self.must_warn = False  # whether `warn_about_aliases` must warn
+        self.must_warn = False  # whether to call `warn_about_alias`
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
         state.lag = self
 
@@ -350,6 +350,20 @@ class RowLag:
         self.must_warn |= self.alias_steps == ALIAS_WARNING_STEPS
         return has_alias
 
+    def warn_about_alias(self) -> None:
+        """Warn that steps of this table are slow because a tensor shares its storage.
+
+        Call this method at the end of a step, because a warning filter may raise an error.
+        """
+        self.must_warn = False
+        warnings.warn(
+            "a tensor, such as the result of weight.data, state_dict() or .numpy(), shares the "
+            f"storage of a {tuple(self.values.shape)} table or of its optimizer state. To keep "
+            "that tensor up to date, every step settles all rows, which is slow. Keep a copy "
+            "(.clone()) instead, or delete the tensor",
+            stacklevel=caller_stack_level(),
+        )
+
     def change_rows(
         self, change: RowChange, added: Tensor, initial_slots: Mapping[str, float]
     ) -> tuple[Tensor, Callable[[], None]]:
@@ -531,23 +545,6 @@ def finish_step(lags: Sequence[RowLag]) -> None:
             lag.finish_write()
         if lag.has_stale_rows and lag.has_alias():
             lag.settle_all()
-
-
-def warn_about_aliases(lags: Iterable[RowLag]) -> None:
-    """Warn once if steps of a table are slow because a tensor shares its storage.
-
-    Call this function at the end of a step, because a warning filter may raise an error.
-    """
-    for lag in lags:
-        if lag.must_warn:
-            lag.must_warn = False
-            warnings.warn(
-                "a tensor, such as the result of weight.data, state_dict() or .numpy(), shares the "
-                f"storage of a {tuple(lag.values.shape)} table or of its optimizer state. To keep "
-                "that tensor up to date, every step settles all rows, which is slow. Keep a copy "
-                "(.clone()) instead, or delete the tensor",
-                stacklevel=caller_stack_level(),
-            )
 
 
 # One table's part of a step: its lag, the options and the gradients.

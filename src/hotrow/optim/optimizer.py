@@ -20,7 +20,7 @@ from torch._C._autograd import _profiler_enabled
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
-from hotrow.optim import graphs
+from hotrow.optim import exclusive_access, graphs
 from hotrow.optim.dense_steps import (
     Reason,
     TableGradient,
@@ -31,7 +31,7 @@ from hotrow.optim.dense_steps import (
 )
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import Replaced, RowLag, Run, last_run, warn_about_aliases
+from hotrow.optim.lag import Replaced, RowLag, Run, last_run
 from hotrow.optim.loading import (
     check_group,
     check_ranges,
@@ -259,7 +259,8 @@ class RowOptimizer(_Optimizer):
                 if (gradient := table.grad) is not None
             ]
         for _, table, _ in gradients:
-            refuse_unsynchronized(table)
+            if table.synchronized is not None:
+                refuse_unsynchronized(table)
         reasons = find_reasons(self.rule, gradients, self.param_groups)
         equal = self._prepare_replicas(gradients, reasons)
         dense, pending_steps = [], []
@@ -281,7 +282,7 @@ class RowOptimizer(_Optimizer):
             with ExclusiveAccess() if dense else nullcontext():  # no other thread may freeze rows
                 self._dense_step(gradients, dense)
         if pending_steps:
-            with ExclusiveAccess():
+            with exclusive_access.lock:  # the caller has postponed signals
                 # Another thread may have closed a lag, for example in `state_dict`.
                 step_together([
                     (self._prepare_lag(lag.table, group) if lag.is_closed else lag, group, batch)
@@ -291,7 +292,9 @@ class RowOptimizer(_Optimizer):
             table.record_optimizer(self)
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
-        warn_about_aliases(lag for lag, _, _ in pending_steps)
+        for lag, _, _ in pending_steps:
+            if lag.must_warn:
+                lag.warn_about_alias()
 
     def _prepare_replicas(
         self, gradients: list[TableGradient], reasons: list[Reason | None]
@@ -515,7 +518,9 @@ class RowOptimizer(_Optimizer):
             graphs.replay(graph, lags)
             for each in optimizers:
                 each._count += 1
-        warn_about_aliases(lag for lag, _ in lags)
+        for lag, _ in lags:
+            if lag.must_warn:
+                lag.warn_about_alias()
 
     def _gpu_lags(self) -> list[tuple[ParamGroup, RowLag]]:
         """Return the lag of each table that has a gradient or is part of a CUDA graph."""
