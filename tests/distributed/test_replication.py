@@ -259,6 +259,7 @@ def train_one_hots_with_ddp(count, options):
                 optimizer.step()
                 if rank == 0:
                     model.linear.weight.view(-1)
+                    model(torch.tensor([7]))
             found.append(model.linear.weight.detach().clone())
         record = hotrow.convert.report(model).findings
     return found, [finding.outcome for finding in record]
@@ -271,6 +272,34 @@ def test_ddp_averages_the_gradients_of_weights_for_one_hots(option):
     ):
         torch.testing.assert_close(values, expected)
         assert outcomes == ["linear(40, 3) looked up"]
+
+
+def switch_optimizers_under_ddp(count):
+    found = []
+    with patch("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0):
+        for convert in (False, True):
+            torch.manual_seed(0)
+            model = OneHotLayer()
+            library = torch.optim
+            if convert:
+                model, library = hotrow.convert(model), hotrow.optim
+            optimizers = [kind.Adam(model.parameters(), lr=0.1) for kind in (library, torch.optim)]
+            parallel = model
+            for t, optimizer in enumerate(optimizers[k] for k in (0, 0, 1, 1, 0, 1)):
+                optimizer.zero_grad()
+                parallel(torch.tensor([t, 20 + t])).square().sum().backward()
+                optimizer.step()
+                if t == 0:
+                    parallel = DistributedDataParallel(model)
+            assert isinstance(model.linear.weight, Table) == convert
+            found.append(model.linear.weight.detach().clone())
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.* updates every row")
+def test_ddp_and_changing_optimizers_train_a_table_as_torch_does():
+    for expected, values in rank_processes(2).run(switch_optimizers_under_ddp, 2):
+        torch.testing.assert_close(values, expected)
 
 
 def train_with_an_alias(count):

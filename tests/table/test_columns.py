@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import hotrow
 from hotrow import HotrowError
@@ -718,6 +718,29 @@ def test_an_assigned_checkpoint_continues_with_fused_steps(name):
         train(following, successor, batches(4))
         found.append(parameter_vector(following))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("flat", [torch.flatten, Tensor.flatten, Tensor.ravel, Tensor.contiguous])
+def test_a_gradient_penalty_of_another_shape_has_a_gradient(flat):
+    found = []
+    for weight in twins():
+        loss = look_up(weight, torch.tensor([2, 0, 2]), columns=True).pow(3).sum()
+        [gradient] = torch.autograd.grad(loss, [weight], create_graph=True)
+        flat(gradient).pow(2).sum().backward()
+        grad = weight.grad
+        found.append(grad.as_dense() if isinstance(grad, RowGradient) else grad)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:.* updates every row")
+def test_a_fused_step_with_a_closure_and_an_alias_raises():
+    layers = by_columns()
+    train(layers, hotrow_optimizer("SGD", layers, {"lr": 0.1}), batches(2))
+    alias = layers[0].weight.detach()
+    optimizer = torch_optimizer("Adam", layers, {"fused": True})
+    with pytest.raises(HotrowError, match="a fused step with a closure does not support"):
+        optimizer.step(lambda: layers(torch.tensor([1])).sum())
+    del alias
 
 
 def test_inference_mode_does_not_stop_gradients():

@@ -478,6 +478,20 @@ def test_an_optimizer_whose_state_has_the_old_rows_raises(name, dense):
     step(adam, dense)
 
 
+def test_an_optimizer_without_state_for_rows_continues():
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizers = [hotrow.optim.SGD(layer.parameters(), lr=0.1) for _ in "ab"]
+    for optimizer in (*optimizers, None, *optimizers):
+        if optimizer is None:
+            vocabulary.take(layer, [5, 4, 3, 2, 1, 0], optimizers[0])
+            continue
+        layer(torch.tensor([0, 1])).sum().backward()
+        optimizer.step()
+        optimizer.state_dict()
+        optimizer.zero_grad()
+
+
 @pytest.mark.usefixtures("small_tables")
 def test_the_state_of_a_step_that_created_the_table_has_old_rows_too():
     weight = nn.Parameter(torch.randn(3, 8))

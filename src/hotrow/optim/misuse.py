@@ -62,7 +62,14 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
                 # resumed run, need torch's order in the weight, its gradient and its state.
                 table.has_torch_steps = True
                 table.set_layout()
-                match_strides(optimizer.state.get(table, {}), table, shared=True)
+                is_fused = bool(group.get("fused"))
+                match_strides(optimizer.state.get(table, {}), table, shared=is_fused)
+                if is_fused and (len(args) > 1 or kwargs) and not table.is_contiguous():
+                    raise HotrowError(
+                        f"a fused step with a closure does not support the {tuple(table.shape)} "
+                        "table, because another tensor shares its memory",
+                        fix="use fused=False, or delete the tensor (weight.detach(), for example)",
+                    )
             if group.get("fused") and table.grad is not None:
                 table.grad = dense_gradient(table.grad, group, table, optimizer.state)
         if not tables or optimizer in _warned:

@@ -423,7 +423,7 @@ class RowOptimizer(_Optimizer):
             HotrowError: the rows of the table changed, but not those of this state.
         """
         state = self.state.get(table, {})
-        if isinstance(state, RowState) and state.change_count not in (None, table.change_count):
+        if isinstance(state, RowState) and state.has_old_rows(table.change_count):
             raise HotrowError(
                 f"the rows of a {tuple(table.shape)} table changed after this "
                 f"{type(self).__name__}'s last step, but the rows of its state did not",

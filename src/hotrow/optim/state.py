@@ -49,6 +49,12 @@ class RowState(dict[str, Any]):
     def lag(self, lag: StateLag | None) -> None:
         self._lag = None if lag is None else weakref.ref(lag)
 
+    def has_old_rows(self, change_count: int) -> bool:
+        """Return whether the table's rows changed, but not those of this state."""
+        if self.change_count in (None, change_count):
+            return False
+        return any(map(_has_rows, dict.values(self)))
+
     def __getitem__(self, name: str) -> Any:
         lag = self.lag
         if lag is not None:

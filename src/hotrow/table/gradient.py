@@ -317,7 +317,7 @@ class RowGradient(Tensor):
 
     def _as_row_major(self) -> Tensor:
         """Return a row-major alias; the strides of a gradient with `columns` differ from it."""
-        if not self.row_storage.columns:
+        if not self.row_storage.columns or self.requires_grad:
             return self
         return self.row_storage.transpose_if_columns(self.store_all_rows())
 
@@ -325,9 +325,9 @@ class RowGradient(Tensor):
         """Return a contiguous alias."""
         return Tensor.contiguous(self._as_row_major(), *args, **kwargs)
 
-    def reshape(self, *shape: Any) -> Tensor:
+    def reshape(self, *shape: Any, **kwargs: Any) -> Tensor:
         """Return an alias with another shape."""
-        return Tensor.reshape(self._as_row_major(), *shape)
+        return Tensor.reshape(self._as_row_major(), *shape, **kwargs)
 
     def flatten(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return a flat alias."""
@@ -450,6 +450,8 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
+    if gradient.row_storage.columns and kwargs.get("memory_format") == torch.contiguous_format:
+        return NotImplemented  # the strides of a row gradient are not contiguous
     return gradient.with_rows(gradient.row_storage.rows.clone())
 
 

@@ -60,6 +60,7 @@ class Table(nn.Parameter):
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
         has_torch_steps: whether an optimizer from `torch.optim` took the last step.
+        has_ddp_buckets: whether DistributedDataParallel averages its gradient.
         was_copied: whether `convert` copied the values, because other code shared the storage.
         was_sent: whether the table's GPU memory was sent to another process.
         shards: the processes that store the other rows, or None if this process stores all rows.
@@ -78,6 +79,7 @@ class Table(nn.Parameter):
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
     has_torch_steps: bool = False
+    has_ddp_buckets: bool = False
     was_copied: bool = False
     was_sent: bool = False
     has_warned = False  # whether `functional` has warned about DistributedDataParallel
@@ -170,8 +172,11 @@ class Table(nn.Parameter):
         """Switch to column order (`by_columns`) or torch's default order, if there is no alias.
 
         Autograd requires a dense gradient to have the same memory order, so the gradient changes
-        too. A table that takes steps of an optimizer from `torch.optim` keeps torch's order.
+        too. A table that takes steps of an optimizer from `torch.optim` keeps torch's order. The
+        buckets of DistributedDataParallel need the order that the table had at first.
         """
+        if self.has_ddp_buckets:
+            return
         by_columns = by_columns and not self.has_torch_steps
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
