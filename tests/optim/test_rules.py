@@ -865,7 +865,7 @@ def test_idle_rows_with_extreme_options(name, options, dtype):
 
 
 @pytest.mark.parametrize(("name", "options", "weight"), EXTREME_ROWS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=exhaustive)])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_row_with_infinite_values_or_factors(name, options, weight, dtype, compiled, uncompiled):
     if not compiled:
@@ -877,7 +877,7 @@ def test_a_row_with_infinite_values_or_factors(name, options, weight, dtype, com
 
 
 @pytest.mark.parametrize(("name", "options", "slot", "value"), BROKEN_STATES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=exhaustive)])
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("weight", [None, math.nan])
 def test_idle_rows_with_a_broken_state(
