@@ -760,9 +760,9 @@ def test_inference_mode_does_not_stop_gradients():
 def test_a_saved_state_has_the_strides_that_torchs_would_have():
     transposed = nn.Embedding(7, 3, _weight=torch.randn(3, 7).t())
     layers = by_columns(), hotrow.convert(transposed, min_entries=0)
-    for model, ids in zip(layers, (torch.tensor([1]), torch.tensor([1])), strict=True):
+    for model in layers:
         optimizer = hotrow.optim.Adam(model.parameters())
-        model(ids).sum().backward()
+        model(torch.tensor([1])).sum().backward()
         optimizer.step()
         strides = optimizer.state_dict()["state"][0]["exp_avg"].stride()
         assert strides == ((1, 7) if model is layers[1] else (ROWS, 1))

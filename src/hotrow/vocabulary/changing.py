@@ -303,9 +303,10 @@ def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tens
     rows = gradient.rows[kept].clone()
     result = RowGradient(new_ids[kept], rows, shape, columns=storage.columns)
     result.row_storage.includes_all_ranks = storage.includes_all_ranks
-    if has_all_rows:
-        result.step_all_rows()
-    if has_all_rows and touched is not None:
+    if not has_all_rows:
+        return result
+    result.step_all_rows()
+    if touched is not None:
         new_ids = change.new_ids(touched[touched >= 0])
         new_ids = new_ids[new_ids >= 0]
         if len(new_ids) < change.new_count:

@@ -135,15 +135,8 @@ class InfinityNormSums(MissedStepSums):
         above[reaches_eps], below[reaches_eps] = (
             torch.from_numpy(each).to(w) for each in both_sums
         )
-        w, m, u = apply_sums(
-            w,
-            m,
-            u,
-            torch.tensor(eps, dtype=w.dtype, device=w.device),
-            (shrink, shrink2),
-            above,
-            below,
-        )
+        min_norm = torch.tensor(eps, dtype=w.dtype, device=w.device)
+        w, m, u = apply_sums(w, m, u, min_norm, (shrink, shrink2), above, below)
         return w, (m, u), torch.from_numpy(steps < end_step).to(w.device)
 
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
