@@ -16,12 +16,22 @@ from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.table.autograd import set_strides, storage_use_count, stored_values, with_strides
 from hotrow.table.gradient import RowGradient
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import TABLE_CLASSES, Table
 
 TableStates = MutableMapping[Any, Any]  # an optimizer's state of each parameter
 TableGradient = tuple[ParamGroup, Table, Tensor]  # a table with its options and its gradient
 # Why a table takes a dense step, and how to avoid it.
 Reason = tuple[str, str]
+
+
+def find_tables(param_groups: list[ParamGroup]) -> list[tuple[ParamGroup, Table]]:
+    """Return the tables in these groups, each with its group."""
+    return [
+        (group, parameter)
+        for group in param_groups
+        for parameter in group["params"]
+        if type(parameter) in TABLE_CLASSES
+    ]
 
 
 def find_reasons(

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from hotrow.errors import HotrowError
-from hotrow.optim.dense_steps import dense_gradient, match_strides
+from hotrow.optim.dense_steps import dense_gradient, find_tables, match_strides
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
 from hotrow.table.reading import raise_pending_error
@@ -47,12 +47,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if hasattr(optimizer, "torch_class") or not table_count():
             return
-        tables = [
-            (group, parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if type(parameter) in TABLE_CLASSES
-        ]
+        tables = find_tables(optimizer.param_groups)
         for group, table in tables:
             _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
@@ -60,8 +55,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             if table.columns:
                 # Dense steps gain nothing from another order. Fused steps, which may follow in a
                 # resumed run, need torch's order in the weight, its gradient and its state.
-                table.has_torch_steps = True
-                table.set_layout()
+                table.set_layout(by_columns=False)
                 is_fused = bool(group.get("fused"))
                 match_strides(optimizer.state.get(table, {}), table, shared=is_fused)
                 if is_fused and (len(args) > 1 or kwargs) and not table.is_contiguous():

@@ -27,6 +27,7 @@ from hotrow.optim.dense_steps import (
     copy_frozen_rows,
     dense_gradient,
     find_reasons,
+    find_tables,
     match_strides,
 )
 from hotrow.optim.exclusive_access import ExclusiveAccess
@@ -154,7 +155,7 @@ class RowOptimizer(_Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Return whether `step` unscales gradients for a GradScaler, which row steps can't do."""
         fused = self.__dict__.get("_fused_amp_scaling", False)
-        return fused and not self._tables()
+        return fused and not find_tables(self.param_groups)
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets this attribute
@@ -206,7 +207,7 @@ class RowOptimizer(_Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with PostponedSignals():
-            tables = self._tables()
+            tables = find_tables(self.param_groups)
             if not self._count:
                 check_sparse_gradients(self)
                 warn_of_dense_embeddings(self)
@@ -290,6 +291,9 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
+        for _, table, _ in dense:
+            if table.columns:
+                table.set_layout()  # so that the next lookup gets a row gradient
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
         for lag, _, _ in pending_steps:
@@ -377,14 +381,6 @@ class RowOptimizer(_Optimizer):
                             self.state[table] = state = RowState(self.state[table])
                             state.change_count = table.change_count
 
-    def _tables(self) -> list[tuple[ParamGroup, Table]]:
-        return [
-            (group, parameter)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if type(parameter) in TABLE_CLASSES
-        ]
-
     def _has_other_gradients(self) -> bool:
         """Return whether any parameter other than a table has a gradient."""
         return any(
@@ -403,6 +399,8 @@ class RowOptimizer(_Optimizer):
             replaced = Replaced.by_new_lag(table)
             try:
                 table.close_lag()  # the lag belongs to another optimizer or has other options
+                if table.columns:
+                    table.set_layout()
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
                 state.change_count = table.change_count
@@ -446,7 +444,7 @@ class RowOptimizer(_Optimizer):
     def prepare_save(self, table: Table) -> None:
         """Let the next save of a table on disk contain a state that other code has assigned."""
         run = last_run(table)
-        for group, each in self._tables():
+        for group, each in find_tables(self.param_groups):
             state = self.table_state(table) if each is table else None
             if state and (run is None or state is not run.state):
                 self._prepare_lag(table, numeric_group(group, self.defaults)).replaced = None
@@ -456,7 +454,7 @@ class RowOptimizer(_Optimizer):
 
         Their state is in their folders, or will be created there.
         """
-        for _, table in self._tables():
+        for _, table in find_tables(self.param_groups):
             if table.backing is not None:
                 self.state.pop(table, None)
 
@@ -469,7 +467,7 @@ class RowOptimizer(_Optimizer):
         on_disk = []
         with ExclusiveAccess():
             try:
-                for _, table in self._tables():
+                for _, table in find_tables(self.param_groups):
                     lag = table.lag
                     state = self.table_state(table)  # read from the folder if not done yet
                     if table.backing is not None and isinstance(lag, RowLag):
@@ -525,7 +523,7 @@ class RowOptimizer(_Optimizer):
     def _gpu_lags(self) -> list[tuple[ParamGroup, RowLag]]:
         """Return the lag of each table that has a gradient or is part of a CUDA graph."""
         lags = []
-        for group, table in self._tables():
+        for group, table in find_tables(self.param_groups):
             lag = table.lag
             is_captured = isinstance(lag, RowLag) and lag.captured is not None
             if table.grad is None and not is_captured:
@@ -544,7 +542,7 @@ class RowOptimizer(_Optimizer):
         Call this method before code that bypasses torch's function protocol when it reads tables,
         such as `torch.jit.script`.
         """
-        for _, table in self._tables():
+        for _, table in find_tables(self.param_groups):
             table.settle()
 
     def state_dict(self) -> dict[str, Any]:
@@ -589,8 +587,8 @@ class RowOptimizer(_Optimizer):
                 for group in self.param_groups:
                     for parameter in group["params"] if group.get("fused") else ():
                         match_strides(self.state.get(parameter, {}), parameter, shared=True)
-                self._loaded = frozenset(table for _, table in self._tables())
-                for group, table in self._tables():
+                self._loaded = frozenset(table for _, table in find_tables(self.param_groups))
+                for group, table in find_tables(self.param_groups):
                     if table.backing is not None:
                         self._replace_last_run(
                             table, table.backing, numeric_group(group, self.defaults)
@@ -648,7 +646,7 @@ class RowOptimizer(_Optimizer):
         with self._closed_lags():
             result: dict[str, Any] = super().__getstate__()
             result["state"] = result["state"].copy()
-            for _, table in self._tables():
+            for _, table in find_tables(self.param_groups):
                 if table in result["state"]:
                     result["state"][table] = _plain_state(result["state"][table], True)
         return result

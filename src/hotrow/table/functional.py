@@ -34,7 +34,6 @@ from hotrow.table.parameter import (
 from hotrow.table.protocols import Distribution
 from hotrow.table.reading import (
     check_look_up,
-    contiguous_rows,
     has_gpu_reader,
     refuse_make_fx,
     renorm,
@@ -242,7 +241,7 @@ def _distinct_rows(
     repeated id in the same order as for a plain parameter.
     """
     refuse_make_fx()
-    table = contiguous_rows(weight)
+    table = weight.raw_rows
     check_look_up(input, weight, len(table))
     rows, inverse = find_distinct(input, len(table)).sort()
     read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)

@@ -59,7 +59,6 @@ class Table(nn.Parameter):
         change_count: how often `hotrow.vocabulary` has changed the rows.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
-        has_torch_steps: whether an optimizer from `torch.optim` took the last step.
         has_ddp_buckets: whether DistributedDataParallel averages its gradient.
         was_copied: whether `convert` copied the values, because other code shared the storage.
         was_sent: whether the table's GPU memory was sent to another process.
@@ -78,7 +77,6 @@ class Table(nn.Parameter):
     _last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
-    has_torch_steps: bool = False
     has_ddp_buckets: bool = False
     was_copied: bool = False
     was_sent: bool = False
@@ -97,7 +95,7 @@ class Table(nn.Parameter):
 
     def record_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Record which optimizer from `hotrow.optim` takes a step or loads its state."""
-        self._last_optimizer, self.has_torch_steps = weakref.ref(optimizer), False
+        self._last_optimizer = weakref.ref(optimizer)
 
     # These two properties depend only on the class, because torch.compile can't read the attributes
     # of a table.
@@ -171,13 +169,12 @@ class Table(nn.Parameter):
     def set_layout(self, by_columns: bool = True) -> None:
         """Switch to column order (`by_columns`) or torch's default order, if there is no alias.
 
-        Autograd requires a dense gradient to have the same memory order, so the gradient changes
-        too. A table that takes steps of an optimizer from `torch.optim` keeps torch's order. The
-        buckets of DistributedDataParallel need the order that the table had at first.
+        Only steps of `hotrow.optim` switch to column order. Autograd requires a dense gradient to
+        have the same memory order, so the gradient changes too. The buckets of
+        DistributedDataParallel need the order that the table had at first.
         """
         if self.has_ddp_buckets:
             return
-        by_columns = by_columns and not self.has_torch_steps
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
             self.close_lag()

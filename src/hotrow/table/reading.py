@@ -31,13 +31,6 @@ def renorm(table: Tensor, ids: Tensor, max_norm: float, norm_type: float) -> Non
         torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
-def contiguous_rows(table: Table) -> Tensor:
-    """Return the storage as (V, D), with contiguous rows unless an alias prevents it."""
-    if table.columns:
-        table.set_layout()
-    return table.raw_rows
-
-
 def refuse_make_fx() -> None:
     """Raise an error if `make_fx` is tracing."""
     if is_make_fx_tracing():
@@ -188,8 +181,6 @@ def row_reader(
     columns, lag = table.columns, table.lag
     if not devices.is_on_cpu(table):
         measure_engine_references(table.device)  # the table may be on a new device
-    if columns:
-        table.set_layout()
     row_count = table.shape[columns]
     is_stale = lag is not None and lag.has_stale_rows
     if devices.is_on_gpu(table) and max_norm is None and has_gpu_reader(table, ids):
