@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hotrow
 from hotrow import HotrowError
+from hotrow.kernels.cpu.operators import CompiledRows
 from hotrow.table.gradient import RowGradient
 from hotrow.table.lookup import look_up, look_up_bags
 from hotrow.table.parameter import Table
@@ -372,6 +373,8 @@ USES = {
     "reshaped": lambda g: (g.reshape(-1).mul_(2), g.reshape(30), g)[2],
     "raveled": lambda g: (g.ravel().mul_(2), g)[1],
     "contiguous": lambda g: (g.contiguous().mul_(2), g)[1],
+    "flat function": lambda g: (torch.flatten(g).mul_(2), g)[1],
+    "strided": lambda g: (g.as_strided((3,), (4,), 1).fill_(2.0), g)[1],
     "zeroed": lambda g: g.zero_(),
     "a view, then zeroed": lambda g: (g[:3], g.zero_())[1],
     "scaled in place": lambda g: g.detach().mul_(0.5),
@@ -392,7 +395,7 @@ def test_a_gradient_stores_only_touched_columns():
     weight, _ = twins()
     backward(weight, 2, 0, 2)
     gradient = weight.grad.merge()
-    assert (gradient.shape, gradient.stride(), gradient.count) == ((10, 3), (1, 10), 3)
+    assert (gradient.shape, gradient.stride(), gradient.count) == ((10, 3), (3, 1), 3)
     assert gradient.ids.tolist() == [2, 0]
     assert gradient.rows.shape == (2, 10)
     assert all(isinstance(g, RowGradient) for g in (gradient * 2, gradient.double(), gradient.data))
@@ -423,9 +426,8 @@ def test_adopt_keeps_the_object_and_its_shape():
     assert Table.adopt(weight, columns=True) is weight is layers[0].weight
     assert Table.adopt(weight, columns=True) is weight
     assert_same_bits(weight.detach(), before)
-    assert weight.stride() == (1, COLUMNS)
+    assert weight.is_contiguous()
     assert weight.raw_rows.shape == (ROWS, COLUMNS)
-    assert weight.raw_rows.is_contiguous()
     assert type(weight.raw_rows) is torch.Tensor
     assert weight.raw_rows.data_ptr() == weight.data_ptr()
     assert_same_bits(layers.state_dict()["0.weight"], before)
@@ -461,7 +463,7 @@ def test_a_deep_copy_continues_training():
     layers, optimizer = lagging()
     other, successor = copy.deepcopy((layers, optimizer))
     assert other[0].weight.columns
-    assert other[0].weight.stride() == (1, COLUMNS)
+    assert other[0].weight.is_contiguous()
     for each, chosen in ((layers, optimizer), (other, successor)):
         train(each, chosen, batches(6, seed=1))
     assert isinstance(other[0].weight.grad, RowGradient)
@@ -535,20 +537,43 @@ def test_training_continues_from_a_changed_parameter(name):
         assert_no_worse(columns, dense, truth)
 
 
-def test_storage_with_an_alias_is_replaced_once_the_alias_is_deleted():
-    layers = plain()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_by_columns_never_moves_the_weight(dtype):
+    layers = plain(dtype)
     weight = layers[0].weight
-    alias = weight.data
-    Table.adopt(weight, columns=True)
+    pointer = weight.data_ptr()
     optimizer = hotrow_optimizer("Adam", layers, OPTIONS)
-    train(layers, optimizer, batches(3))
-    assert not isinstance(weight.grad, RowGradient)
-    assert_same_bits(alias, weight.detach())
-    assert weight.stride() == (ROWS, 1)
-    del alias
-    train(layers, optimizer, batches(3))
-    assert isinstance(weight.grad, RowGradient)
-    assert weight.stride() == (1, COLUMNS)
+    for has_alias in (True, False):
+        alias = weight.detach() if has_alias else None
+        train(layers, optimizer, batches(3))
+        assert isinstance(weight.grad, RowGradient)
+        assert isinstance(weight.lag.rows()._operators, CompiledRows)
+        for each in (weight, weight.grad, optimizer.state[weight]["exp_avg"]):
+            assert each.is_contiguous()
+        assert alias is None or torch.equal(alias, weight)
+        assert weight.data_ptr() == weight.view(-1).data_ptr() == pointer
+
+
+FILLS = {
+    "normal": nn.init.normal_,
+    "orthogonal": nn.init.orthogonal_,
+    "noise": lambda w: w.add_(torch.randn_like(w)),
+    "dropout": lambda w: w.copy_(F.dropout(w)),
+    "flat": lambda w: w.flatten().mul_(torch.arange(w.numel())),
+    "strided": lambda w: w.as_strided((3,), (5,), 2).fill_(7.0),
+    "contiguous": lambda w: w.contiguous().add_(1),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_writes_that_depend_on_the_memory_order_match_torch(name):
+    found = []
+    for layers, _ in (lagging(), trained(plain, torch_optimizer, "Adam", OPTIONS, steps=6)):
+        torch.manual_seed(3)
+        with torch.no_grad():
+            FILLS[name](layers[0].weight)
+        found.append(layers[0].weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("what", ["weight", "state"])
@@ -617,25 +642,25 @@ def test_a_resumed_run_has_the_same_bits(name, options):
     assert_same_bits(resumed[0].weight.detach(), layers[0].weight.detach())
 
 
-def test_a_loaded_state_gets_the_tables_strides_unless_it_has_an_alias():
-    _, other = trained(plain, torch_optimizer, "Adam", OPTIONS, steps=6)
-    layers = by_columns()
-    optimizer = hotrow_optimizer("Adam", layers, OPTIONS)
-    optimizer.load_state_dict(other.state_dict())
-    state = optimizer.state[layers[0].weight]
-    itself, alias = state["exp_avg_sq"], state["exp_avg"].view(-1)
-    train(layers, optimizer, batches(3))
-    state = optimizer.state[layers[0].weight]
-    strides = {name: state[name].stride() for name in state if state[name].ndim}
-    theirs, own = (ROWS, 1), (1, COLUMNS)
-    assert strides == {"exp_avg": theirs, "exp_avg_sq": own, "max_exp_avg_sq": own}
-    assert_same_bits(alias, state["exp_avg"].flatten())
-    assert_same_bits(itself, state["exp_avg_sq"])
+def test_a_transposed_state_trains_like_a_contiguous_one():
+    found = []
+    for transposes in (True, False):
+        _, other = trained(plain, torch_optimizer, "Adam", OPTIONS, steps=6)
+        saved = other.state_dict()
+        if transposes:
+            values = saved["state"][0]
+            values["exp_avg"] = values["exp_avg"].t().contiguous().t()
+        layers = by_columns()
+        optimizer = hotrow_optimizer("Adam", layers, OPTIONS)
+        optimizer.load_state_dict(saved)
+        train(layers, optimizer, batches(6))
+        assert isinstance(layers[0].weight.grad, RowGradient)
+        found.append(layers[0].weight.detach())
+    assert_same_bits(*found)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_torchs_fused_steps_get_equal_strides(name):
-    """Fused steps read weight, gradient and state in memory order, so their strides must match."""
+def test_a_run_with_fused_steps_moves_from_torch_to_hotrow_and_back(name):
     options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
     found = []
     for make, chosen in ((by_columns, hotrow_optimizer), (plain, torch_optimizer)):
@@ -646,7 +671,7 @@ def test_torchs_fused_steps_get_equal_strides(name):
         following.load_state_dict(layers.state_dict())
         successor = chosen(name, following, options)
         successor.load_state_dict(optimizer.state_dict())
-        for i in range(6):  # the first step is dense; some gradients have torch's strides
+        for i in range(6):  # the first step is dense; some gradients are dense
             successor.zero_grad()
             if i % 3:
                 look_up(following[0].weight, torch.tensor([i]), columns=True).sum().backward()
@@ -730,17 +755,6 @@ def test_a_gradient_penalty_of_another_shape_has_a_gradient(flat):
         grad = weight.grad
         found.append(grad.as_dense() if isinstance(grad, RowGradient) else grad)
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.filterwarnings("ignore:.* updates every row")
-def test_a_fused_step_with_a_closure_and_an_alias_raises():
-    layers = by_columns()
-    train(layers, hotrow_optimizer("SGD", layers, {"lr": 0.1}), batches(2))
-    alias = layers[0].weight.detach()
-    optimizer = torch_optimizer("Adam", layers, {"fused": True})
-    with pytest.raises(HotrowError, match="a fused step with a closure does not support"):
-        optimizer.step(lambda: layers(torch.tensor([1])).sum())
-    del alias
 
 
 def test_inference_mode_does_not_stop_gradients():
@@ -828,31 +842,6 @@ def test_a_parameter_with_unsupported_options_stays_dense(option):
     optimizer.param_groups[0][option] = False
     optimizer.step()
     assert isinstance(layers[0].weight, Table)
-
-
-def test_a_new_table_with_an_alias_changes_its_strides_later():
-    layers = plain()
-    alias = layers[0].weight.data
-    optimizer = hotrow_optimizer("Adam", layers, OPTIONS)
-    train(layers, optimizer, batches(3))
-    assert_same_bits(alias, layers[0].weight.detach())
-    del alias
-    train(layers, optimizer, batches(2))  # a step changes the strides, so one more step is dense
-    assert isinstance(layers[0].weight.grad, RowGradient)
-
-
-@pytest.mark.parametrize("has_alias", [True, False])
-def test_an_existing_gradient_gets_the_strides_of_its_parameter(has_alias):
-    weight = nn.Parameter(torch.ones(3, 4))
-    weight.pow(2).sum().backward()
-    gradient, views = weight.grad, []
-    if has_alias:  # share the storage, like a DDP gradient bucket
-        views.append(gradient.view(-1))
-    Table.adopt(weight, columns=True)
-    assert weight.grad is gradient
-    assert weight.stride() == (1, 3)
-    assert gradient.stride() == ((4, 1) if has_alias else (1, 3))
-    assert all(view.data_ptr() == gradient.data_ptr() for view in views)
 
 
 def test_zero_grad_to_zeros_matches_dense_training():

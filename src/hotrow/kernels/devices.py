@@ -27,7 +27,12 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 def has_triton_kernels(rows: Tensor) -> bool:
     """Return whether the Triton kernels support the tensor's device, dtype and layout."""
-    return is_on_gpu(rows) and rows.dtype in TRITON_DTYPES and rows.is_contiguous()
+    return is_on_gpu(rows) and rows.dtype in TRITON_DTYPES and has_layout(rows)
+
+
+def has_layout(rows: Tensor) -> bool:
+    """Return whether the rows or the columns are contiguous, as the compiled kernels need."""
+    return rows.is_contiguous() or rows.t().is_contiguous()
 
 
 def is_capturing(tensor: Tensor) -> bool:

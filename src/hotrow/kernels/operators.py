@@ -1,6 +1,6 @@
 """Choose the kernels for a table, and use them to settle, update or look up rows.
 
-`cpu/` has compiled kernels for contiguous float32, float64 and bfloat16 tables on the CPU, and
+`cpu/` has compiled kernels for float32, float64 and bfloat16 tables on the CPU, and
 `triton/` for contiguous tables on NVIDIA GPUs. `default/` has plain torch kernels for all other
 tables. `grouping.py` groups ids.
 """
@@ -69,7 +69,7 @@ class RowOperators(Protocol):
 def is_compiled(table: Tensor) -> bool:
     """Return whether the compiled kernels support this table's device, dtype and layout."""
     is_on_cpu = devices.is_on_cpu(table)
-    return is_on_cpu and table.dtype in cpu.COMPUTE_DTYPES and table.is_contiguous()
+    return is_on_cpu and table.dtype in cpu.COMPUTE_DTYPES and devices.has_layout(table)
 
 
 def prepare(
@@ -79,14 +79,17 @@ def prepare(
 
     Arguments:
         program: the program of the rule.
-        table: (V, D).
+        table: (V, D), contiguous or a transpose of a contiguous tensor; the plain torch kernels
+            support any strides.
         slots: the tensors of the optimizer state, each (V, D).
         row_steps: (V,) integer, the number of steps applied to each row.
     """
-    if is_compiled(table) and all(map(is_compiled, slots)):
-        return cpu.CompiledRows(program, table, slots, row_steps)
-    if all(map(devices.has_triton_kernels, (table, *slots))):
-        return gpu.TritonRows(program, table, slots, row_steps)
+    tensors = table, *slots
+    if len({each.is_contiguous() for each in tensors}) == 1:
+        if all(map(is_compiled, tensors)):
+            return cpu.CompiledRows(program, table, slots, row_steps)
+        if all(map(devices.has_triton_kernels, tensors)):
+            return gpu.TritonRows(program, table, slots, row_steps)
     return default.TorchRows(program, table, slots, row_steps)
 
 

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from hotrow.errors import HotrowError
-from hotrow.optim.dense_steps import dense_gradient, find_tables, match_strides
+from hotrow.optim.dense_steps import dense_gradient, find_tables
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
 from hotrow.table.reading import raise_pending_error
@@ -52,18 +52,6 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
-            if table.columns:
-                # Dense steps gain nothing from another order. Fused steps, which may follow in a
-                # resumed run, need torch's order in the weight, its gradient and its state.
-                table.set_layout(by_columns=False)
-                is_fused = bool(group.get("fused"))
-                match_strides(optimizer.state.get(table, {}), table, shared=is_fused)
-                if is_fused and (len(args) > 1 or kwargs) and not table.is_contiguous():
-                    raise HotrowError(
-                        f"a fused step with a closure does not support the {tuple(table.shape)} "
-                        "table, because another tensor shares its memory",
-                        fix="use fused=False, or delete the tensor (weight.detach(), for example)",
-                    )
             if group.get("fused") and table.grad is not None:
                 table.grad = dense_gradient(table.grad, group, table, optimizer.state)
         if not tables or optimizer in _warned:

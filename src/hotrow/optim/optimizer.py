@@ -86,13 +86,11 @@ Raises:
 
 
 def _plain_state(
-    state: Mapping[str, Any], contiguous: bool, convert: Callable[[Tensor], Tensor] = trim_storage
+    state: Mapping[str, Any], convert: Callable[[Tensor], Tensor] = trim_storage
 ) -> dict[str, Any]:
-    """Return a table's state with tensors converted by `convert`, after `contiguous()` if true."""
+    """Return a table's state with tensors converted by `convert`."""
     return {
-        k: convert(trim_storage(v.contiguous() if contiguous else v))
-        if isinstance(v, Tensor) and v.layout == torch.strided
-        else v
+        k: convert(trim_storage(v)) if isinstance(v, Tensor) and v.layout == torch.strided else v
         for k, v in state.items()
     }
 
@@ -291,9 +289,6 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
-        for _, table, _ in dense:
-            if table.columns:
-                table.set_layout()  # so that the next lookup gets a row gradient
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
         for lag, _, _ in pending_steps:
@@ -399,8 +394,6 @@ class RowOptimizer(_Optimizer):
             replaced = Replaced.by_new_lag(table)
             try:
                 table.close_lag()  # the lag belongs to another optimizer or has other options
-                if table.columns:
-                    table.set_layout()
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
                 state.change_count = table.change_count
@@ -548,16 +541,13 @@ class RowOptimizer(_Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state in torch's format, which torch's optimizer of the same name can load.
 
-        This method settles all rows first. The state of a table with column lookups is a contiguous
-        copy; other state tensors are not copied.
+        This method settles all rows first. The state tensors are not copied.
         """
         with self._closed_lags():
             result: dict[str, Any] = super().state_dict()
             tables = dict(saved_tables(self.param_groups, result["param_groups"]))
             result["state"] = {
-                index: _plain_state(state, tables[index].columns, tables[index].to_global)
-                if index in tables
-                else state
+                index: _plain_state(state, tables[index].to_global) if index in tables else state
                 for index, state in result["state"].items()
                 if state or index not in tables
             }
@@ -584,9 +574,6 @@ class RowOptimizer(_Optimizer):
         finally:
             handle.remove()
             if self.state is not before:
-                for group in self.param_groups:
-                    for parameter in group["params"] if group.get("fused") else ():
-                        match_strides(self.state.get(parameter, {}), parameter, shared=True)
                 self._loaded = frozenset(table for _, table in find_tables(self.param_groups))
                 for group, table in find_tables(self.param_groups):
                     if table.backing is not None:
@@ -648,5 +635,5 @@ class RowOptimizer(_Optimizer):
             result["state"] = result["state"].copy()
             for _, table in find_tables(self.param_groups):
                 if table in result["state"]:
-                    result["state"][table] = _plain_state(result["state"][table], True)
+                    result["state"][table] = _plain_state(result["state"][table])
         return result

@@ -1,10 +1,10 @@
 """The lookup as an operator that `torch.compile` can trace without a graph break.
 
 The rows that a lookup must settle are known only at run time, so the operator is opaque to the
-compiler. Another operator, `row_gradient`, computes the gradient. The compiler assumes that this
-operator returns a dense (V, D) tensor. At run time, it returns a `RowGradient` instead, which the
-compiled code passes on to autograd. If the compiled code needs the gradient's values (for example,
-to add the gradients of two lookups), Inductor calls `dense_gradient`.
+compiler. Another operator, `look_up_gradient`, computes the gradient. The compiler assumes that
+this operator returns a dense (V, D) tensor. At run time, it returns a `RowGradient` instead, which
+the compiled code passes on to autograd. If the compiled code needs the gradient's values (for
+example, to add the gradients of two lookups), Inductor calls `dense_gradient`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ def _fake_gradient(
     columns: bool,
 ) -> Tensor:
     _register_lowering()
-    strides = (1, shape[0]) if columns else (shape[1], 1)
-    return gradient.new_empty_strided(shape, strides)
+    return gradient.new_empty(shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -104,7 +103,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     (ids,) = ctx.saved_tensors
-    result = _operators.row_gradient(gradient, ids, ctx.shape, *ctx.options)
+    result = _operators.look_up_gradient(gradient, ids, ctx.shape, *ctx.options)
     return result, None, None, None, None
 
 
@@ -129,7 +128,7 @@ def _register_lowering_once() -> None:
     from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pattern
     from torch._inductor.virtualized import V
 
-    row, sum_ = _operators.row_gradient.default, _operators.add_gradients.default
+    row, sum_ = _operators.look_up_gradient.default, _operators.add_gradients.default
     dense = {
         row: _operators.dense_gradient.default,
         sum_: _operators.add_dense_gradients.default,
@@ -160,7 +159,7 @@ def _register_lowering_once() -> None:
 
 for _name, _schema, _function, _fake in (
     ("look_up", _LOOK_UP, _look_up, _fake_look_up),
-    ("row_gradient", _GRADIENT, _row_gradient, _fake_gradient),
+    ("look_up_gradient", _GRADIENT, _row_gradient, _fake_gradient),
     ("dense_gradient", _GRADIENT, _dense_gradient, _fake_gradient),
     ("add_gradients", _SUM, _add_gradients, _fake_sum),
     ("add_dense_gradients", _SUM, _add_gradients, _fake_sum),

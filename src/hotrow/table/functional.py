@@ -47,7 +47,6 @@ def _source(table: Table) -> Tensor:
     """Return the tensor that gets the gradient: the table, or a distributed table's `source`."""
     if not table.spans_processes:
         if DistributedDataParallel._active_ddp_module is not None and needs_gradient(table):
-            table.has_ddp_buckets = True
             _warn_about_ddp(table)
         return table
     source: Tensor = table

@@ -123,10 +123,8 @@ class RowGradient(Tensor):
 
     @classmethod
     def _wrap(cls, storage: _RowStorage, shape: Sequence[int]) -> RowGradient:
-        # Use the parameter's strides. With other strides, autograd would make a dense copy.
-        strides = (1, shape[0]) if storage.columns else None
         result: RowGradient = Tensor._make_wrapper_subclass(
-            cls, tuple(shape), strides, dtype=storage.rows.dtype, device=storage.rows.device
+            cls, tuple(shape), dtype=storage.rows.dtype, device=storage.rows.device
         )
         result.row_storage = storage
         return result
@@ -206,9 +204,9 @@ class RowGradient(Tensor):
     def as_dense(self) -> Tensor:
         """Return the dense gradient as a plain tensor."""
         storage = self.merge().row_storage.drop_empty()
-        zeros = storage.rows.new_zeros(self.count, storage.rows.shape[1])
-        zeros[storage.ids] = storage.rows
-        return storage.transpose_if_columns(zeros)
+        dense = storage.rows.new_zeros(self.shape)
+        storage.transpose_if_columns(dense)[storage.ids] = storage.rows
+        return dense
 
     def store_all_rows(self) -> Tensor:
         """Store all V rows and return them; writing to them changes the gradient.
@@ -219,8 +217,7 @@ class RowGradient(Tensor):
         if not storage.has_all_rows(self.count):
             storage.touched = storage.ids
             storage.drop_empty()
-            # Make the rows contiguous, so that `view(-1)` works.
-            storage.rows = storage.transpose_if_columns(self.as_dense().contiguous())
+            storage.rows = storage.transpose_if_columns(self.as_dense())
             storage.batch = torch.arange(self.count, device=storage.rows.device)
         return storage.rows
 
@@ -314,28 +311,6 @@ class RowGradient(Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         """Store all V rows, and return their storage."""
         return self.store_all_rows().untyped_storage()
-
-    def _as_row_major(self) -> Tensor:
-        """Return a row-major alias; the strides of a gradient with `columns` differ from it."""
-        if not self.row_storage.columns or self.requires_grad:
-            return self
-        return self.row_storage.transpose_if_columns(self.store_all_rows())
-
-    def contiguous(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return a contiguous alias."""
-        return Tensor.contiguous(self._as_row_major(), *args, **kwargs)
-
-    def reshape(self, *shape: Any, **kwargs: Any) -> Tensor:
-        """Return an alias with another shape."""
-        return Tensor.reshape(self._as_row_major(), *shape, **kwargs)
-
-    def flatten(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return a flat alias."""
-        return Tensor.flatten(self._as_row_major(), *args, **kwargs)
-
-    def ravel(self) -> Tensor:
-        """Return a flat alias."""
-        return Tensor.ravel(self._as_row_major())
 
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""
@@ -450,8 +425,6 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
-    if gradient.row_storage.columns and kwargs.get("memory_format") == torch.contiguous_format:
-        return NotImplemented  # the strides of a row gradient are not contiguous
     return gradient.with_rows(gradient.row_storage.rows.clone())
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hotrow.kernels.tracing import is_compiling, is_transforming
 from hotrow.table.functional import embedding, embedding_bag
@@ -155,11 +154,5 @@ def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
         weight.settle()  # `__torch_function__` also settles rows, but a caller may have disabled it
     elif is_compiling() or type(weight) is not nn.Parameter:
         pass
-    elif columns and (
-        DistributedDataParallel._active_ddp_module is not None
-        or getattr(weight, "has_ddp_buckets", False)
-    ):
-        # Its buckets keep the strides of the parameter, which a table would change.
-        weight.has_ddp_buckets, weight.lookup_axis = True, ""  # type: ignore[attr-defined]
     elif weight.ndim == 2 and weight.numel() >= MIN_TABLE_ENTRIES and _is_trained(weight):
         weight.lookup_axis = "columns" if columns else "rows"  # type: ignore[attr-defined]

@@ -30,7 +30,6 @@ from hotrow.kernels.tracing import (
 from hotrow.table.autograd import (
     can_require_gradient,
     measure_engine_references,
-    set_strides,
     storage_use_count,
     stored_values,
 )
@@ -50,16 +49,13 @@ class Table(nn.Parameter):
     whose lookups produce a `RowGradient`.
 
     With `columns`, ids select columns, as in the weight of a linear layer for one-hot input. The
-    rest of the code refers to these columns as rows. The columns are stored as the rows of a
-    transposed (V, D) tensor. If other tensors share the storage, the memory order can't change and
-    the gradient is dense.
+    rest of the code refers to these columns as rows.
 
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         change_count: how often `hotrow.vocabulary` has changed the rows.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
-        has_ddp_buckets: whether DistributedDataParallel averages its gradient.
         was_copied: whether `convert` copied the values, because other code shared the storage.
         was_sent: whether the table's GPU memory was sent to another process.
         shards: the processes that store the other rows, or None if this process stores all rows.
@@ -77,7 +73,6 @@ class Table(nn.Parameter):
     _last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
-    has_ddp_buckets: bool = False
     was_copied: bool = False
     was_sent: bool = False
     has_warned = False  # whether `functional` has warned about DistributedDataParallel
@@ -153,8 +148,6 @@ class Table(nn.Parameter):
             table: Table = parameter  # type: ignore[assignment]
             table.lag = None
             _tables[id(table)] = table
-            if columns:
-                table.set_layout()
         assert isinstance(parameter, Table)
         if parameter.columns != columns:
             raise HotrowError(
@@ -164,24 +157,6 @@ class Table(nn.Parameter):
                 fix="use a copy of the parameter in one of the two places",
             )
         return parameter
-
-    @never_trace
-    def set_layout(self, by_columns: bool = True) -> None:
-        """Switch to column order (`by_columns`) or torch's default order, if there is no alias.
-
-        Only steps of `hotrow.optim` switch to column order. Autograd requires a dense gradient to
-        have the same memory order, so the gradient changes too. The buckets of
-        DistributedDataParallel need the order that the table had at first.
-        """
-        if self.has_ddp_buckets:
-            return
-        strides = (1, len(self)) if by_columns else (self.shape[1], 1)
-        if self.stride() != strides:
-            self.close_lag()
-            with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
-                set_strides(self, strides)
-                if type(self.grad) is Tensor:
-                    set_strides(self.grad, self.stride())
 
     @never_trace
     def settle(self, rows: Tensor | None = None) -> None:
@@ -258,14 +233,14 @@ class Table(nn.Parameter):
         return table
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the table as a plain parameter in torch's memory order."""
+        """Pickle the table as a plain parameter."""
         if self.shards is not None:
             raise HotrowError(
                 "a sharded table cannot be pickled, because this process has only part of it",
                 fix="save the model's state_dict() with torch.distributed.checkpoint",
             )
         self.settle()
-        plain = nn.Parameter(trim_storage(self.raw_data.contiguous()), self.requires_grad)
+        plain = nn.Parameter(trim_storage(self.raw_data), self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -284,8 +259,6 @@ class Table(nn.Parameter):
             weight = kwargs.get("weight", args[1:] and args[1])
             if can_look_up_rows(weight, False):
                 return lookup(*args, **kwargs)
-        if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
-            args[0].set_layout(by_columns=False)
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
             table.settle()
@@ -438,8 +411,6 @@ _NEW_PARAMETER = nn.Parameter.__new__.__code__
 _SAVE = nn.Module._save_to_state_dict.__code__
 _SIZE = Tensor.size
 _MAKE_GRADS = torch.autograd._make_grads.__code__
-# These functions require torch's memory order, and `parameters_to_vector` calls them.
-_VIEWS = {Tensor.view, Tensor.view_as}
 
 
 def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:

@@ -75,7 +75,7 @@ class RowChange:
         """Call `apply` on a (V, ...) tensor, or with `columns`, on a (D, V) tensor."""
         if not columns:
             return self.apply(tensor, added, extend=extend)
-        return self.apply(tensor.t(), added, extend=extend).t().data
+        return self.apply(tensor.t(), added).t().contiguous()
 
     def new_ids(self, ids: Tensor) -> Tensor:
         """Return the new id of each old id (int64, same shape), or -1 if its row was dropped."""

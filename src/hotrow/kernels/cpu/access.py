@@ -32,18 +32,12 @@ def copy_row(source, target):
         target[j] = source[j]
 
 
-@njit(**INLINE_OPTIONS)
-def bits_to_floats(source, target):
-    """Copy a row of bfloat16 bits to a row of floats."""
-    for j in range(len(source)):
-        target[j] = to_float(from_bits(source[j]))
+def from_stored(x):  # pragma: no cover - replaced by the overload
+    """Convert a value from the table to a float."""
 
 
-@njit(**INLINE_OPTIONS)
-def floats_to_bits(source, target):
-    """Copy a row of floats to a row of bfloat16 bits."""
-    for j in range(len(source)):
-        target[j] = to_bits(source[j])
+def to_stored(table, x):  # pragma: no cover - replaced by the overload
+    """Convert a float to a value of the table."""
 
 
 def view_slots(addresses, shape, dtype):  # pragma: no cover - replaced by the overload
@@ -74,19 +68,25 @@ def round_rows(table, state):  # pragma: no cover - replaced by the overload
     """Apply `round_row` to each row in a tuple."""
 
 
-def load_row(table, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
-    """Return row r as floats, copied to `scratch` if `in_scratch` is set or the row is bfloat16."""
+# In these four functions, row r of a transposed table, (D, V), is `table[:, r]`.
 
 
-def load_rows(tables, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
+def load_row(table, r, scratch, in_scratch, is_transposed):  # pragma: no cover
+    """Return row r as floats.
+
+    The row is copied to `scratch` if `in_scratch` is set, or if it is bfloat16 or transposed.
+    """
+
+
+def load_rows(tables, r, scratch, in_scratch, is_transposed):  # pragma: no cover
     """Apply `load_row` to each slot."""
 
 
-def store_row(table, r, w, in_scratch):  # pragma: no cover - replaced by the overload
+def store_row(table, r, w, in_scratch, is_transposed):  # pragma: no cover
     """Write a row returned by `load_row` back to the table."""
 
 
-def store_rows(tables, r, rows, in_scratch):  # pragma: no cover - replaced by the overload
+def store_rows(tables, r, rows, in_scratch, is_transposed):  # pragma: no cover
     """Apply `store_row` to each slot."""
 
 
@@ -96,11 +96,11 @@ def prefetch_item(array, i):
     prefetch(array, (i,))
 
 
-def prefetch_row(array, r):  # pragma: no cover - replaced by the overload
+def prefetch_row(array, r, is_transposed=False):  # pragma: no cover - replaced by the overload
     """Prefetch every cache line of row r."""
 
 
-def prefetch_rows(arrays, r):  # pragma: no cover - replaced by the overload
+def prefetch_rows(arrays, r, is_transposed):  # pragma: no cover - replaced by the overload
     """Apply `prefetch_row` to each slot."""
 
 
@@ -190,81 +190,119 @@ def _round_rows(table, state):
     return round_all if len(state) and is_bfloat16(table) else (lambda table, state: None)
 
 
+@overload(from_stored, jit_options=INLINE_OPTIONS)
+def _from_stored(x):
+    return (lambda x: to_float(from_bits(x))) if x == types.int16 else (lambda x: x)
+
+
+@overload(to_stored, jit_options=INLINE_OPTIONS)
+def _to_stored(table, x):
+    return (lambda table, x: to_bits(x)) if is_bfloat16(table) else (lambda table, x: x)
+
+
+@njit(**INLINE_OPTIONS)
+def _gather_row(table, r, scratch, is_transposed):
+    if is_transposed:
+        for j in range(len(scratch)):
+            scratch[j] = from_stored(table[j, r])
+    else:
+        row = table[r]
+        for j in range(len(scratch)):
+            scratch[j] = from_stored(row[j])
+
+
+@njit(**INLINE_OPTIONS)
+def _scatter_row(table, r, w, is_transposed):
+    if is_transposed:
+        for j in range(len(w)):
+            table[j, r] = to_stored(table, w[j])
+    else:
+        row = table[r]
+        for j in range(len(w)):
+            row[j] = to_stored(table, w[j])
+
+
 @overload(load_row, jit_options=INLINE_OPTIONS)
-def _load_row(table, r, scratch, in_scratch):
-    def load_bfloat16(table, r, scratch, in_scratch):
-        bits_to_floats(table[r], scratch)
+def _load_row(table, r, scratch, in_scratch, is_transposed):
+    def load_bfloat16(table, r, scratch, in_scratch, is_transposed):
+        _gather_row(table, r, scratch, is_transposed)
         return scratch
 
-    def load_float(table, r, scratch, in_scratch):
-        if not in_scratch:
+    def load_float(table, r, scratch, in_scratch, is_transposed):
+        if not (in_scratch or is_transposed):
             return table[r]
-        copy_row(table[r], scratch)
+        _gather_row(table, r, scratch, is_transposed)
         return scratch
 
     return load_bfloat16 if is_bfloat16(table) else load_float
 
 
 @overload(load_rows, jit_options=INLINE_OPTIONS)
-def _load_rows(tables, r, scratch, in_scratch):
+def _load_rows(tables, r, scratch, in_scratch, is_transposed):
     return (
-        lambda tables, r, scratch, in_scratch: (),
-        lambda tables, r, scratch, in_scratch: (load_row(tables[0], r, scratch[0], in_scratch),),
-        lambda tables, r, scratch, in_scratch: (
-            load_row(tables[0], r, scratch[0], in_scratch),
-            load_row(tables[1], r, scratch[1], in_scratch),
+        lambda tables, r, scratch, in_scratch, is_transposed: (),
+        lambda tables, r, scratch, in_scratch, is_transposed: (
+            load_row(tables[0], r, scratch[0], in_scratch, is_transposed),
         ),
-        lambda tables, r, scratch, in_scratch: (
-            load_row(tables[0], r, scratch[0], in_scratch),
-            load_row(tables[1], r, scratch[1], in_scratch),
-            load_row(tables[2], r, scratch[2], in_scratch),
+        lambda tables, r, scratch, in_scratch, is_transposed: (
+            load_row(tables[0], r, scratch[0], in_scratch, is_transposed),
+            load_row(tables[1], r, scratch[1], in_scratch, is_transposed),
+        ),
+        lambda tables, r, scratch, in_scratch, is_transposed: (
+            load_row(tables[0], r, scratch[0], in_scratch, is_transposed),
+            load_row(tables[1], r, scratch[1], in_scratch, is_transposed),
+            load_row(tables[2], r, scratch[2], in_scratch, is_transposed),
         ),
     )[len(tables)]
 
 
 @overload(store_row, jit_options=INLINE_OPTIONS)
-def _store_row(table, r, w, in_scratch):
-    def store_bfloat16(table, r, w, in_scratch):
-        floats_to_bits(w, table[r])
+def _store_row(table, r, w, in_scratch, is_transposed):
+    def store_bfloat16(table, r, w, in_scratch, is_transposed):
+        _scatter_row(table, r, w, is_transposed)
 
-    def store_float(table, r, w, in_scratch):
-        if in_scratch:
-            copy_row(w, table[r])
+    def store_float(table, r, w, in_scratch, is_transposed):
+        if in_scratch or is_transposed:
+            _scatter_row(table, r, w, is_transposed)
 
     return store_bfloat16 if is_bfloat16(table) else store_float
 
 
 @overload(store_rows, jit_options=INLINE_OPTIONS)
-def _store_rows(tables, r, rows, in_scratch):
-    def none(tables, r, rows, in_scratch):
+def _store_rows(tables, r, rows, in_scratch, is_transposed):
+    def none(tables, r, rows, in_scratch, is_transposed):
         pass
 
-    def store_all(tables, r, rows, in_scratch):
+    def store_all(tables, r, rows, in_scratch, is_transposed):
         for k in range(len(tables)):
-            store_row(tables[k], r, rows[k], in_scratch)
+            store_row(tables[k], r, rows[k], in_scratch, is_transposed)
 
     return store_all if len(tables) else none
 
 
 @overload(prefetch_row, jit_options=INLINE_OPTIONS)
-def _prefetch_row(array, r):
+def _prefetch_row(array, r, is_transposed=False):
     step = CACHE_LINE * 8 // array.dtype.bitwidth
 
-    def prefetch_lines(array, r):
-        for j in range(0, array.shape[1], step):
-            prefetch(array, (r, j))
+    def prefetch_lines(array, r, is_transposed=False):
+        if is_transposed:
+            for j in range(array.shape[0]):
+                prefetch(array, (j, r))
+        else:
+            for j in range(0, array.shape[1], step):
+                prefetch(array, (r, j))
 
     return prefetch_lines
 
 
 @overload(prefetch_rows, jit_options=INLINE_OPTIONS)
-def _prefetch_rows(arrays, r):
-    def none(arrays, r):
+def _prefetch_rows(arrays, r, is_transposed):
+    def none(arrays, r, is_transposed):
         pass
 
-    def prefetch_all(arrays, r):
+    def prefetch_all(arrays, r, is_transposed):
         for k in range(len(arrays)):
-            prefetch_row(arrays[k], r)
+            prefetch_row(arrays[k], r, is_transposed)
 
     return prefetch_all if len(arrays) else none
 

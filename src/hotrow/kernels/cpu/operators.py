@@ -63,7 +63,7 @@ class _Kernel:
 
         Arguments:
             task: see `plans.py`.
-            tables: (tables, 8 + slots), the plans.
+            tables: (tables, 9 + slots), the plans.
             rows: the sum of the plans' `DISTINCT_IDS`.
             columns: the maximum of the plans' `COLUMNS`.
             steps: see `Steps`.
@@ -107,7 +107,8 @@ class CompiledRows:
         self._tensors = [each.detach() for each in (table, *slots, row_steps)]
         addresses = [each.data_ptr() for each in self._tensors]
         *_, row_steps_address = addresses
-        plan = [addresses[0], *table.shape, row_steps_address, 0, 0, 0, 0, *addresses[1:-1]]
+        sizes = *table.shape, not table.is_contiguous()
+        plan = [addresses[0], *sizes, row_steps_address, 0, 0, 0, 0, *addresses[1:-1]]
         self._plans = np.array([plan], np.int64)
         self._plan = self._plans[0]
         self._set_program(program)

@@ -56,6 +56,7 @@ from hotrow.kernels.cpu.plans import (
     DISTINCT_IDS,
     GROUPS,
     IDS,
+    IS_TRANSPOSED,
     LOOK_UP,
     ROW_STEPS,
     ROWS,
@@ -134,12 +135,13 @@ def row_kernel(
             count, size = plans[plan, DISTINCT_IDS], plans[plan, IDS]
             columns, groups = plans[plan, COLUMNS], plans[plan, GROUPS]
             stop = min(start + GRAIN_SIZE, count)
-            shape = plans[plan, ROWS], columns
+            is_transposed, row_count = plans[plan, IS_TRANSPOSED] != 0, plans[plan, ROWS]
+            shape = (columns, row_count) if is_transposed else (row_count, columns)
             table = view_memory(plans[plan, TABLE], shape, no_items.dtype)
             addresses = to_fixed_tuple(plans[plan, SLOTS:], slot_count)
             slots = view_slots(addresses, shape, no_items.dtype)
             batch = view_memory(plans[plan, BATCH], (size, columns), no_items.dtype)
-            row_steps = view_memory(plans[plan, ROW_STEPS], (shape[0],), np.int32)
+            row_steps = view_memory(plans[plan, ROW_STEPS], (row_count,), np.int32)
             rows = view_memory(groups, (count,), np.int64)
             order = view_memory(groups + 8 * 2 * size, (size,), np.int64)
             offsets = view_memory(groups + 8 * 3 * size, (count + 1,), np.int64)
@@ -148,18 +150,18 @@ def row_kernel(
             slot_scratch = slot_rows(slots, row_scratch[3:], columns)
             for i in range(start, min(start + PREFETCH_DISTANCE, stop)):
                 prefetch_item(row_steps, rows[i])
-                prefetch_row(table, rows[i])
-                prefetch_rows(slots, rows[i])
+                prefetch_row(table, rows[i], is_transposed)
+                prefetch_rows(slots, rows[i], is_transposed)
             for i in range(start, stop):
                 if i + PREFETCH_DISTANCE < stop:
                     prefetch_item(row_steps, rows[i + PREFETCH_DISTANCE])
-                    prefetch_row(table, rows[i + PREFETCH_DISTANCE])
-                    prefetch_rows(slots, rows[i + PREFETCH_DISTANCE])
+                    prefetch_row(table, rows[i + PREFETCH_DISTANCE], is_transposed)
+                    prefetch_rows(slots, rows[i + PREFETCH_DISTANCE], is_transposed)
                 t = int(row_steps[rows[i]])  # with int32, numba would compile the calls below twice
                 in_scratch = task == LOOK_UP and t < end_step
                 w, state = (
-                    load_row(table, rows[i], w_scratch, in_scratch),
-                    load_rows(slots, rows[i], slot_scratch, in_scratch),
+                    load_row(table, rows[i], w_scratch, in_scratch, is_transposed),
+                    load_rows(slots, rows[i], slot_scratch, in_scratch, is_transposed),
                 )
                 replayed = 0
                 needs_step = task == STEP and t < step_count  # false for a frozen row
@@ -198,11 +200,11 @@ def row_kernel(
                     for k in range(offsets[i], offsets[i + 1]):
                         if k + PREFETCH_DISTANCE < offsets[stop]:
                             prefetch_row(batch, order[k + PREFETCH_DISTANCE])
-                        store_row(batch, order[k], w, True)
+                        store_row(batch, order[k], w, True, False)
                     if replayed <= MAX_UNSAVED_STEPS:
                         continue
-                store_row(table, rows[i], w, in_scratch)
-                store_rows(slots, rows[i], state, in_scratch)
+                store_row(table, rows[i], w, in_scratch, is_transposed)
+                store_rows(slots, rows[i], state, in_scratch, is_transposed)
                 row_steps[rows[i]] = max(t, step_count)
 
     return cached_jit(process_rows)
