@@ -85,7 +85,7 @@ def compile_kernel(kernel, constants, slot_count, form, dtype, target, columns):
     item, entry = f"*{DTYPES[dtype]}", "*fp64" if dtype == "float64" else "*fp32"
     options = block_options(columns)
     warps = options.pop("num_warps")
-    constants = {**constants, **options}
+    constants = {"pitch": None, **constants, **options}
     fusion = constants.pop("enable_fp_fusion")
     if columns == 1:  # Triton treats an argument that is 1 as a constant
         constants["columns"] = 1

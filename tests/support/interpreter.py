@@ -82,7 +82,7 @@ interpreter.InterpreterBuilder.create_log = apply_elementwise(math.log)
 
 
 def _has_triton_kernels(rows):
-    return rows.dtype in devices.TRITON_DTYPES and rows.is_contiguous()
+    return rows.dtype in devices.TRITON_DTYPES and devices.has_layout(rows)
 
 
 def use_triton(monkeypatch):

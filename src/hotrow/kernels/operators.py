@@ -1,8 +1,8 @@
 """Choose the kernels for a table, and use them to settle, update or look up rows.
 
-`cpu/` has compiled kernels for float32, float64 and bfloat16 tables on the CPU, and
-`triton/` for contiguous tables on NVIDIA GPUs. `default/` has plain torch kernels for all other
-tables. `grouping.py` groups ids.
+`cpu/` has compiled kernels for float32, float64 and bfloat16 tables on the CPU, and `triton/` for
+tables on NVIDIA GPUs. Both need tables that are contiguous or transposes of contiguous tensors.
+`default/` has plain torch kernels for all other tables. `grouping.py` groups ids.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hotrow.kernels import operators
+from hotrow.kernels.cpu.operators import CompiledRows
 from hotrow.kernels.grouping import find_distinct, group
 from hotrow.kernels.triton import operators as gpu
 from hotrow.kernels.triton.batch import CHUNK
@@ -70,6 +71,61 @@ def make_late_run(name, kwargs, dtype, steps, exact=False):
     run.ledger._copies.clear()  # the copy on the GPU lacks these steps
     run.row_steps[:2] += steps // 3  # some rows have missed fewer steps
     return run
+
+
+@pytest.mark.parametrize("columns", [1, 5, 130])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Rprop"])
+def test_a_transposed_table_has_the_bits_of_a_contiguous_one(name, columns, interpret):
+    found = []
+    for on_gpu in (False, True):
+        if on_gpu:
+            interpret()
+        for transposes in (False, True):
+            batches = Batches(steps=6, rows=10, columns=columns, ids=6)
+            if transposes:
+                batches.weights = batches.weights.t().contiguous().t()
+            run = RowRun(name, {}, batches, torch.float32)
+            for t in range(6):
+                run.step(t)
+                if t == 4:
+                    looked_up = run.updater.look_up(
+                        find_distinct(torch.tensor([[7, 3], [3, 0]]), 10)
+                    )
+            run.settle()
+            assert all(
+                each.t().is_contiguous() == (transposes or columns == 1)
+                for each in (run.table, *run.slots)
+            )
+            assert isinstance(run.updater._operators, TritonRows if on_gpu else CompiledRows)
+            found.append([looked_up, run.table, *run.slots, run.row_steps])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert_same_bits(one, two)
+
+
+def test_transposed_tables_in_one_step_have_the_bits_of_the_cpu(interpret):
+    found = []
+    for on_gpu in (False, True):
+        if on_gpu:
+            interpret()
+        batches = Batches(steps=3, rows=16, columns=4, ids=6)
+        runs = [RowRun("AdamW", {}, batches, torch.float32)]
+        batches.weights = batches.weights.t().contiguous().t()
+        runs += [RowRun("AdamW", {}, batches, torch.float32) for _ in range(2)]
+        for run in runs[1:]:
+            run.ledger = runs[0].ledger
+            run.updater = RowUpdater(run.ledger, run.table, run.slots, run.row_steps)
+        for t in range(3):
+            runs[0].ledger.record_step(runs[0].group)
+            grads = group(batches.all_ids[t], batches.gradients(t), 16)
+            step_together([(run.updater, grads) for run in runs])
+        for run in runs:
+            run.settle()
+            assert isinstance(run.updater._operators, TritonRows if on_gpu else CompiledRows)
+            found.append([run.table, *run.slots])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert_same_bits(one, two)
 
 
 CLOSED_FORMS = [each for each in CONFIGURATIONS if each[0] != "Adagrad"]

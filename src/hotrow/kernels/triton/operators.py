@@ -48,6 +48,11 @@ def kernel_options(program: Program) -> dict[str, object]:
     }
 
 
+def pitch_of(table: Tensor) -> int | None:
+    """Return V if a (V, D) table is stored as (D, V), else None."""
+    return None if table.is_contiguous() else len(table)
+
+
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     """Make the tensor's GPU the current device, on which Triton launches kernels."""
     if tensor.device.type != "cuda" or tensor.device.index == torch.cuda.current_device():
@@ -66,8 +71,10 @@ class TritonRows:
         self._blocks = block_options(table.shape[1])
         pointers = [each.data_ptr() for each in (row_steps, self.table, *self.slots)]
         self._addresses = (len(table), *pointers)
-        # For several tables at once, the kernel needs pointers that are multiples of ALIGNMENT.
-        self._can_join = not any(pointer % ALIGNMENT for pointer in pointers)
+        # For several tables at once, the kernel needs pointers that are multiples of ALIGNMENT, and
+        # tables that are not transposed.
+        is_aligned = not any(pointer % ALIGNMENT for pointer in pointers)
+        self._can_join = is_aligned and pitch_of(table) is None
         self._set_program(program)
 
     def _set_program(self, program: Program) -> None:
@@ -136,6 +143,7 @@ class TritonRows:
                 ledger.arrays,
                 check.bad_id,
                 self.table.shape[1],
+                pitch_of(self.table),
                 ROWS=rows_per_program,
                 HAS_ROWS=rows is not None,
                 **self._options,
@@ -197,6 +205,7 @@ def _step_joined(
         count,
         len(first.table),
         columns,
+        pitch_of(first.table),
         AHEAD=AHEAD,
         **first._options,
     )
@@ -226,6 +235,7 @@ def _look_up(
                 check.has_bad_id,
                 number,
                 *table.shape,
+                pitch_of(table),
                 **options,
             )
     return output

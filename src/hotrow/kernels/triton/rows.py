@@ -99,10 +99,19 @@ def settle_block(
     return w, slots, t
 
 
-@triton.jit(do_not_specialize=["number", "rows"])
+@triton.jit
+def place_in_table(row, column, columns, pitch):
+    """Return where columns of a row are in memory; a transposed table is stored as (D, pitch)."""
+    if pitch is None:
+        return row * columns + column
+    else:
+        return column.to(tl.int64) * pitch + row
+
+
+@triton.jit(do_not_specialize=["number", "rows", "pitch"])
 def look_up(
     table, slots, row_steps, ids, output, batch, clock, entries, numbers, arrays,
-    bad_id, has_bad_id, number, rows, columns,
+    bad_id, has_bad_id, number, rows, columns, pitch,
     update: tl.constexpr, flags: tl.constexpr, width: tl.constexpr,
     form: tl.constexpr, formula: tl.constexpr, is_inexact: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -122,7 +131,7 @@ def look_up(
     for begin in range(0, columns, BLOCK):
         column = begin + tl.arange(0, BLOCK)
         inside = (column < columns) & (not is_bad)
-        at = row * columns + column
+        at = place_in_table(row, column, columns, pitch)
         w = tl.load(table + at, mask=inside, other=0)
         if form != "read" and form != "skip":
             # A table without rows has no step count to load.
@@ -137,9 +146,9 @@ def look_up(
         tl.store(output + k * columns + column, w, mask=column < columns)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "pitch"])
 def settle(
-    table, slots, row_steps, rows, count, clock, entries, numbers, arrays, bad_id, columns,
+    table, slots, row_steps, rows, count, clock, entries, numbers, arrays, bad_id, columns, pitch,
     update: tl.constexpr, flags: tl.constexpr, width: tl.constexpr,
     form: tl.constexpr, formula: tl.constexpr, is_inexact: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_ROWS: tl.constexpr,
@@ -157,7 +166,7 @@ def settle(
                 for begin in range(0, columns, BLOCK):
                     column = begin + tl.arange(0, BLOCK)
                     inside = column < columns
-                    at = row * columns + column
+                    at = place_in_table(row, column, columns, pitch)
                     w = tl.load(table + at, mask=inside, other=0)
                     state = load_all(slots, at, inside)
                     w, state, _ = settle_block(
@@ -319,10 +328,10 @@ def load_pointers(addresses, tensors):
     return pointers
 
 
-@triton.jit(do_not_specialize=["table_count", "count", "rows"])
+@triton.jit(do_not_specialize=["table_count", "count", "rows", "pitch"])
 def step(
     table, slots, row_steps, addresses, table_count, ids, order, grads, sums, clock, entries,
-    numbers, arrays, bad_id, count, rows, columns,
+    numbers, arrays, bad_id, count, rows, columns, pitch,
     update: tl.constexpr, flags: tl.constexpr, width: tl.constexpr,
     form: tl.constexpr, formula: tl.constexpr, is_inexact: tl.constexpr,
     BLOCK: tl.constexpr, AHEAD: tl.constexpr,
@@ -350,7 +359,7 @@ def step(
             for begin in range(0, columns, BLOCK):
                 column = begin + tl.arange(0, BLOCK)
                 inside = column < columns
-                at = row * columns + column
+                at = place_in_table(row, column, columns, pitch)
                 w = tl.load(table + at, mask=inside, other=0)
                 state = load_all(slots, at, inside)
                 g = sum_row(
