@@ -40,8 +40,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     `F.one_hot`, `torch.eye(V)[ids]`, ones scattered into zeros, or `ids[..., None] == arange(V)`.
     These one-hots become `hotrow.one_hot` tensors, so a `Linear` or `@` looks up rows instead of
     multiplying. If the weight in a one-hot product has a million entries or more, the first step
-    of a `hotrow.optim` optimizer turns the weight into a table. The table's memory layout is
-    transposed, so call `.contiguous()` on the weight before you save it with safetensors.
+    of a `hotrow.optim` optimizer turns the weight into a table.
 
     hotrow searches for one-hots in the methods of the model's modules. The class of each module is
     replaced with a subclass of the same name. A one-hot that a module's method returns to code
