@@ -99,7 +99,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     for path, modules in tables.items():
         table = shared_table(modules)
         table.settle()
-        dist.broadcast(table.raw_data, group=ranks.group, group_src=0)
+        values = table.raw_data.contiguous()  # ranks may have different strides
+        dist.broadcast(values, group=ranks.group, group_src=0)
+        table.raw_data.copy_(values)
         table.distribute(replicas=_Replicas(path, ranks, calls))
         table.equal_version = table._version
         for module in modules:

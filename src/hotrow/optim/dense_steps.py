@@ -149,15 +149,20 @@ def dense_gradient(
         gradient = gradient.as_dense()
     if not group.get("fused"):
         return gradient
+    check_state(table, states)
+    match_strides(states[table], table, shared=True)
+    return with_strides(gradient, table.stride())
+
+
+def check_state(table: Table, states: TableStates) -> None:
+    """Raise an error if a fused step, which doesn't check shapes, would read other memory."""
     for name, value in dict.items(states[table]):
         if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
-            raise HotrowError(  # the fused kernels would read other memory
+            raise HotrowError(
                 f"the optimizer state {name!r} of a {' x '.join(map(str, table.shape))} table has "
                 f"shape {tuple(value.shape)}",
                 fix="create a new optimizer after you change the rows of a table",
             )
-    match_strides(states[table], table, shared=True)
-    return with_strides(gradient, table.stride())
 
 
 def match_strides(state: dict[str, Any], table: Tensor, shared: bool = False) -> None:

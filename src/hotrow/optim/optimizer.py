@@ -289,6 +289,8 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
+        for _, table, _ in dense:
+            self._mark_state(table)
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
         for lag, _, _ in pending_steps:
@@ -372,9 +374,15 @@ class RowOptimizer(_Optimizer):
                     lookup_axis = parameter.__dict__.get("lookup_axis")
                     if lookup_axis and not isinstance(parameter, Table):
                         table = Table.adopt(parameter, columns=lookup_axis == "columns")
-                        if self.state.get(table):
-                            self.state[table] = state = RowState(self.state[table])
-                            state.change_count = table.change_count
+                        self._mark_state(table)
+
+    def _mark_state(self, table: Table) -> None:
+        """Record that a table's state has the table's current rows; see `RowState`."""
+        state = self.state.get(table)
+        if state:
+            if not isinstance(state, RowState):
+                state = self.state[table] = RowState(state)
+            state.change_count = table.change_count
 
     def _has_other_gradients(self) -> bool:
         """Return whether any parameter other than a table has a gradient."""
@@ -576,6 +584,7 @@ class RowOptimizer(_Optimizer):
             if self.state is not before:
                 self._loaded = frozenset(table for _, table in find_tables(self.param_groups))
                 for group, table in find_tables(self.param_groups):
+                    self._mark_state(table)
                     if table.backing is not None:
                         self._replace_last_run(
                             table, table.backing, numeric_group(group, self.defaults)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotrow.kernels.tracing import is_compiling, is_transforming
+from hotrow.kernels.tracing import is_compiling, is_jit_tracing, is_transforming
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.index_add import index_add
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
@@ -41,7 +41,7 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
         return embedding(ids, weight)
     _record_lookup_axis(weight, columns)
     if not _can_select(weight, ids):
-        return F.embedding(ids, weight.t() if columns else weight)
+        return F.embedding(ids, _transpose(weight) if columns else weight)
     # The backward pass computes the same sums in the same order as that of F.embedding. It is
     # faster, and the gradient has the same strides as the weight.
     flat = ids.reshape(-1).long()  # the backward pass is slow for int32
@@ -78,12 +78,32 @@ def look_up_bags(
     if can_look_up_rows(weight, columns):
         return embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
     _record_lookup_axis(weight, columns)
-    table = weight.t() if columns else weight
+    table = _transpose(weight) if columns else weight
     only_table = table.requires_grad and (scales is None or not scales.requires_grad)
     if is_compiling() or not (only_table and torch.is_grad_enabled()):
         return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
     by_columns = _is_transposed(table)
     result: Tensor = _Bags.apply(table, ids, scales, by_columns)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Transpose(torch.autograd.Function):
+    """Transpose a weight; its gradient is contiguous, as that of a dense product."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.t().contiguous()
+
+
+def _transpose(weight: Tensor) -> Tensor:
+    is_plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous()
+    if not (is_plain and needs_gradient(weight)) or is_transforming() or is_jit_tracing():
+        return weight.t()
+    result: Tensor = _Transpose.apply(weight)  # type: ignore[no-untyped-call]
     return result
 
 
