@@ -242,6 +242,29 @@ def test_a_growth_writes_only_the_new_rows(tmp_path):
     assert disk.verify(tmp_path / "t") == 1_000_190 * (3 * 256 + 4)
 
 
+def test_a_saved_state_with_old_rows_is_refused_after_reopening(tmp_path):
+    for open_store in (
+        lambda: disk.create(tmp_path / "t", 6, 2),
+        lambda: disk.open(tmp_path / "t"),
+    ):
+        with open_store() as store:
+            adam, last = (
+                kind(store.layer.parameters(), lr=0.1)
+                for kind in (hotrow.optim.Adam, hotrow.optim.SGD)
+            )
+            for optimizer in (adam, last):
+                optimizer.zero_grad()
+                store.layer(torch.tensor([0, 1])).sum().backward()
+                optimizer.step()
+                if optimizer is adam:
+                    store.save()
+            vocabulary.take(store.layer, [5, 4, 3, 2, 1, 0], last)
+            last.zero_grad()
+            store.layer(torch.tensor([0, 1])).sum().backward()
+            with pytest.raises(HotrowError, match="rows of its state did not"):
+                adam.step()
+
+
 def test_new_rows_of_zeros_take_no_space(tmp_path):
     with disk.create(tmp_path / "t", 1000, 64) as store:
         vocabulary.resize(store.layer, 50_000, init=torch.zeros(49_000, 64))

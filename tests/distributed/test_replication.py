@@ -274,6 +274,37 @@ def test_ddp_averages_the_gradients_of_weights_for_one_hots(option):
         assert outcomes == ["linear(40, 3) looked up"]
 
 
+def share_without_ddp(count):
+    """Broadcast a trained weight for one-hots, then average gradients without DDP."""
+    found = []
+    with patch("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0):
+        for library in (torch.optim, hotrow.optim):
+            torch.manual_seed(0)
+            model = OneHotLayer()
+            if library is hotrow.optim:
+                hotrow.convert(model)
+            optimizer = library.Adam(model.parameters(), lr=0.1)
+            for t in range(6):
+                optimizer.zero_grad()
+                if t < 3 or dist.get_rank() == 0:
+                    model(torch.tensor([t, 20])).square().sum().backward()
+                if t == 3:
+                    dist.broadcast(model.linear.weight.data, 0)
+                for weight in model.parameters() if t >= 3 else ():
+                    if weight.grad is None:
+                        weight.grad = torch.zeros_like(weight)
+                    dist.all_reduce(weight.grad)
+                optimizer.step()
+            found.append(model.linear.weight.detach().clone())
+        assert isinstance(model.linear.weight, Table)
+    return found
+
+
+def test_collectives_of_weights_for_one_hots_are_those_of_torch():
+    for expected, values in rank_processes(2).run(share_without_ddp, 2):
+        torch.testing.assert_close(values, expected)
+
+
 def switch_optimizers_under_ddp(count):
     found = []
     with patch("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0):
@@ -323,16 +354,20 @@ def test_replicas_keep_the_same_bits_when_one_rank_has_an_alias():
     assert results[1]["same"]
 
 
-def different_starts(count):
+def different_starts(count, is_transposed):
     torch.manual_seed(dist.get_rank())
     model = hotrow.convert(nn.Sequential(nn.Embedding(5, 2)))
+    if is_transposed and dist.get_rank() == 0:
+        model[0].weight.data = model[0].weight.t().contiguous().t()
+        assert model[0].weight.stride() == (1, 5)
     own = model[0].weight.detach().clone()
     replicate(model, mesh_of_all(count))
     return own, model[0].weight.detach().clone()
 
 
-def test_replicas_start_with_the_values_of_the_first_rank():
-    results = rank_processes(2).run(different_starts, 2)
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_replicas_start_with_the_values_of_the_first_rank(is_transposed):
+    results = rank_processes(2).run(different_starts, 2, is_transposed)
     assert not torch.equal(results[0][0], results[1][0])
     for _, found in results:
         assert_same_bits(found, results[0][0])

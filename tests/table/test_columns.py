@@ -299,6 +299,21 @@ def test_a_gradient_has_the_strides_of_the_weight(columns, is_transposed, call):
     assert_same_bits(*results)
 
 
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated")  # torch does so
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("call", [look_up, look_up_bags])
+def test_a_gradient_by_columns_is_contiguous(compiled, dtype, call):
+    weight, ids = nn.Parameter(torch.randn(3, 7, dtype=dtype)), torch.tensor([[4, 2, 4], [0, 0, 1]])
+    run = torch.compile(call, backend="aot_eager", fullgraph=True) if compiled else call
+    outputs = run(weight, ids, columns=True), F.embedding(ids, weight.t())
+    if call is look_up_bags:
+        outputs = outputs[0], outputs[1].sum(1)
+    found, expected = (torch.autograd.grad(each.sum(), [weight])[0] for each in outputs)
+    assert found.is_contiguous()
+    assert_same_bits(found, expected)
+
+
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("call", [look_up, look_up_bags])
 def test_a_bad_id_raises_before_anything_settles(columns, call):

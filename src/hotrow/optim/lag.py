@@ -134,7 +134,7 @@ class RowLag:
         self.alias_steps = 0  # the number of consecutive steps with a live alias so far
         self.must_warn = False  # whether to call `warn_about_alias`
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
-        state.lag = self
+        state.lag, state.change_count = self, table.change_count
 
     @property
     def run(self) -> Run:

@@ -404,7 +404,6 @@ class RowOptimizer(_Optimizer):
                 table.close_lag()  # the lag belongs to another optimizer or has other options
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
-                state.change_count = table.change_count
                 match_strides(state, table)
                 is_new = not state
                 table.lag = lag = RowLag(self.rule, table, group, state)

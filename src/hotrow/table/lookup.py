@@ -100,7 +100,7 @@ class _Transpose(torch.autograd.Function):
 
 
 def _transpose(weight: Tensor) -> Tensor:
-    is_plain = type(weight) in (Tensor, nn.Parameter) and weight.is_contiguous()
+    is_plain = not isinstance(weight, Table) and weight.is_contiguous()
     if not (is_plain and needs_gradient(weight)) or is_transforming() or is_jit_tracing():
         return weight.t()
     result: Tensor = _Transpose.apply(weight)  # type: ignore[no-untyped-call]

@@ -62,12 +62,9 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
             f"the {name} does not train the {shape} weight: none of its groups has this parameter",
             fix="pass the optimizer that was created with this layer's parameters",
         )
-    if (
-        isinstance(weight, Table)
-        and weight.backing is not None
-        and isinstance(optimizer, RowOptimizer)
-    ):
-        optimizer.table_state(weight)  # reads the state from the files if not done yet
+    if isinstance(weight, Table) and isinstance(optimizer, RowOptimizer):
+        # Raises an error if the state has old rows; reads it from the files if not done yet.
+        optimizer.table_state(weight)
     if (run is not None and run.state is not optimizer.state.get(weight)) or (
         has_state and optimizer is not last and not row_tensors(optimizer, weight)
     ):
