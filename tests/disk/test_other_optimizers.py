@@ -13,6 +13,7 @@ import torch
 import hotrow
 from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk import journal
+from hotrow.optim import step as step_module
 from hotrow.optim import updater
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
@@ -109,6 +110,87 @@ def test_a_failed_first_step_keeps_the_state_of_another_class(first, second, cau
             assert copies(make(first, store.layer))["step"] == 3
         store.save()
     assert_contains(folder, first, weight, state)
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(("first", "second"), [("SGD", "Adam"), ("AdamW", "Adam")])
+def test_a_failed_later_step_keeps_the_state_of_another_class(
+    first, second, is_open, deletes, tmp_path
+):
+    with create(tmp_path / "t") as store:
+        earlier, later = make(first, store.layer), make(second, store.layer)
+        step(store.layer, earlier, 0)
+        own = copies(earlier)
+        step(store.layer, later, 1)
+        step(store.layer, later, 2)
+        weight, state = store.layer.weight.detach().clone(), copies(later)
+        if not is_open:
+            store.layer.weight.data = store.layer.weight.data  # closes the ledger
+        if deletes:
+            del later
+        with (
+            mock.patch.object(updater, "step_rows_together", fail),
+            pytest.raises(MemoryError),
+        ):
+            step(store.layer, earlier, 3)
+        store.save()
+        assert_contains(tmp_path / "t", second, weight, state)
+        for key, value in copies(earlier).items():
+            assert_same_bits(value, own[key])
+        memory = hotrow.convert(torch.nn.Embedding(ROWS, COLUMNS, _weight=weight), min_entries=0)
+        assert type(memory.weight) is Table
+        expected = make(first, memory)
+        expected.state[memory.weight] = own
+        for layer, optimizer in ((memory, expected), (store.layer, earlier)):
+            step(layer, optimizer, 3)
+        store.save()
+        assert_contains(tmp_path / "t", first, memory.weight.detach(), copies(expected))
+
+
+def test_a_step_that_fails_after_it_has_changed_rows_is_saved(tmp_path):
+    with create(tmp_path / "t") as store:
+        earlier, later = make("SGD", store.layer), make("Adam", store.layer)
+        for t, optimizer in enumerate((earlier, later)):
+            step(store.layer, optimizer, t)
+        with mock.patch.object(step_module, "finish_step", fail), pytest.raises(MemoryError):
+            step(store.layer, earlier, 2)
+        state = copies(earlier)
+        store.save()
+        assert_contains(tmp_path / "t", "SGD", store.layer.weight.detach(), state)
+        step(store.layer, later, 3)
+        with mock.patch.object(step_module, "finish_step", fail), pytest.raises(MemoryError):
+            step(store.layer, earlier, 4)
+        store.save()
+        assert_contains(tmp_path / "t", "SGD", store.layer.weight.detach(), copies(earlier))
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("cause", ["groups", "parameters", "hook"])
+def test_a_failed_load_keeps_the_state_of_the_last_step(cause, saves, tmp_path):
+    with create(tmp_path / "t") as store:
+        earlier, later = make("SGD", store.layer), make("Adam", store.layer)
+        for t, optimizer in enumerate((earlier, later, later)):
+            step(store.layer, optimizer, t)
+        weight, state, loaded = store.layer.weight.detach().clone(), copies(later), earlier
+        own, saved = copies(earlier), copy.deepcopy(earlier.state_dict())
+        if cause == "groups":
+            saved["param_groups"] *= 2
+        elif cause == "parameters":
+            saved["param_groups"][0]["params"] += [1]
+        else:
+            loaded.register_load_state_dict_pre_hook(fail)
+        with pytest.raises((ValueError, MemoryError)):
+            loaded.load_state_dict(saved)
+        if saves:
+            store.save()
+            assert_contains(tmp_path / "t", "Adam", weight, state)
+        assert_same_bits(copies(earlier)["momentum_buffer"], own["momentum_buffer"])
+        step(store.layer, later, 3)
+        assert copies(later)["step"] == 3
+        store.save()
+        weight = store.layer.weight.detach()
+        assert_contains(tmp_path / "t", "Adam", weight, copies(later))
 
 
 def test_a_failed_first_step_of_two_tables_keeps_the_state_of_both(tmp_path):

@@ -67,7 +67,7 @@ def capture(steps: Sequence[TableStep]) -> None:
         updater.step_together(rows, is_recorded=False)
         for (lag, _, _), (row_updater, _) in zip(same_ledger, rows, strict=True):
             captured: _Captured = row_updater, row_updater.program, len(same_ledger)
-            lag.captured = captured
+            lag.captured, lag.replaced = captured, None  # the next step is a replay
 
 
 def replay(graph: Graph, lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:

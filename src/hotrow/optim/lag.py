@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,14 +55,15 @@ class Replaced(NamedTuple):
     run: Run | None
     was_open: bool
     files: object
+    had_state: bool  # whether the lag continues from earlier state of its optimizer
 
     @staticmethod
-    def by_new_lag(table: Table) -> Replaced:
-        """Return what a new lag of this table would replace."""
+    def by_new_lag(table: Table, state: Mapping[str, Any]) -> Replaced:
+        """Return what a new lag of this table with this state would replace."""
         if table.backing is None:
-            return Replaced(None, False, None)
+            return Replaced(None, False, None, bool(state))
         was_open = isinstance(table.lag, RowLag)
-        return Replaced(last_run(table), was_open, table.backing.state_files.used)
+        return Replaced(last_run(table), was_open, table.backing.state_files.used, bool(state))
 
     def reopen(self, table: Table) -> None:
         """Create the earlier lag again, if it was open."""
@@ -85,7 +86,7 @@ class RowLag:
         state: RowState,
     ) -> None:
         self._table, self.state = weakref.ref(table), state
-        self.replaced: Replaced | None = None  # set until the first step, if the state is new
+        self.replaced: Replaced | None = None  # set until the first step of this lag
         self.group_options = {key: value for key, value in group.items() if key != "params"}
         self.values = table.raw_data
         # Unlike `RowState`, dict's own method doesn't trim the spare memory of the tensors.
@@ -478,15 +479,23 @@ class RowLag:
                 rows.masked_fill_(becomes_nan, torch.nan)
         self.was_written = False
 
-    def discard(self) -> None:
-        """Remove this lag and its new state, because its first step has failed."""
+    def discard(self) -> bool:
+        """Remove this lag, because its first step has failed, and reopen the one before.
+
+        Returns:
+            Whether its state was new, and has been emptied.
+        """
         table, replaced = self.table, self.replaced
         assert replaced is not None
         self._detach()
-        self.state.clear()
+        if not replaced.had_state:
+            self.state.clear()
         if table.backing is not None:
-            table.backing.state_files.discard(replaced.files, replaced.run)
+            # A state that existed before uses the newest files.
+            files = table.backing.state_files.used if replaced.had_state else replaced.files
+            table.backing.state_files.discard(files, replaced.run)
         replaced.reopen(table)
+        return not replaced.had_state
 
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""

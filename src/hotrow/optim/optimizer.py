@@ -230,21 +230,25 @@ class RowOptimizer(_Optimizer):
             self._take_steps(tables)
         except BaseException:
             with ExclusiveAccess():
-                self._discard_new_state(tables)
+                self._undo_failed_step(tables)
             raise
 
-    def _discard_new_state(self, tables: list[tuple[ParamGroup, Table]]) -> None:
-        """Remove the state that a failed first step has created.
+    def _undo_failed_step(self, tables: list[tuple[ParamGroup, Table]]) -> None:
+        """Remove the lags and the state that a failed step has created, and reopen earlier lags.
 
-        As in torch, the initial state depends on the options of the first step. The state of a
-        step that has changed rows stays, so that later reads and steps raise an error.
+        As in torch, the initial state depends on the options of the first step. If the step has
+        changed rows, its lag stays: a save contains its state, or later reads and steps raise an
+        error.
         """
         for _, table in tables:
             lag = table.lag
-            if isinstance(lag, RowLag) and lag.replaced is not None and not lag.is_broken:
-                lag.discard()
+            if not isinstance(lag, RowLag) or lag.state is not self.state.get(table):
+                continue
+            if lag.replaced is None or lag.is_broken:
+                table.record_optimizer(self)
+            elif lag.discard():
                 run = last_run(table)
-                if run is None or run.state is not self.state.get(table):
+                if run is None or run.state is not lag.state:
                     self.state.pop(table, None)
 
     def _take_steps(self, tables: list[tuple[ParamGroup, Table]]) -> None:
@@ -399,19 +403,18 @@ class RowOptimizer(_Optimizer):
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
         with ExclusiveAccess():
-            replaced = Replaced.by_new_lag(table)
+            replaced = Replaced.by_new_lag(table, state)
             try:
                 table.close_lag()  # the lag belongs to another optimizer or has other options
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
                 match_strides(state, table)
-                is_new = not state
                 table.lag = lag = RowLag(self.rule, table, group, state)
             except BaseException:
                 if table.lag is None:
                     replaced.reopen(table)
                 raise
-            lag.replaced = replaced if is_new else None
+            lag.replaced = replaced
         return lag
 
     def table_state(self, table: Table) -> Any:
@@ -583,6 +586,7 @@ class RowOptimizer(_Optimizer):
             if self.state is not before:
                 self._loaded = frozenset(table for _, table in find_tables(self.param_groups))
                 for group, table in find_tables(self.param_groups):
+                    table.record_optimizer(self)
                     self._mark_state(table)
                     if table.backing is not None:
                         self._replace_last_run(
@@ -627,7 +631,6 @@ class RowOptimizer(_Optimizer):
             tables |= of_group
         for table in tables.values():
             table.close_lag()
-            table.record_optimizer(self)
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
         states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}

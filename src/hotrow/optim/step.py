@@ -46,7 +46,7 @@ def step_together(steps: Sequence[TableStep]) -> None:
             for same_ledger in by_ledger.values():
                 updater.step_together([(lag.rows(), grads) for lag, _, grads in same_ledger])
             for lag in lags:
-                lag.replaced = None  # if an error follows, the state of a first step must stay
+                lag.replaced = None  # if an error follows, this lag and its state must stay
             for same_ledger in by_ledger.values():
                 lag, group, _ = same_ledger[0]
                 scalars = lag.ledger.torch_scalars(group)
