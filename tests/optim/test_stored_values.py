@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hotrow
+from hotrow import HotrowError
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
@@ -81,3 +82,28 @@ def test_the_state_of_torch_s_optimizer_is_loaded_if_it_contains_a_gradient():
         step(layer, optimizer, t)
         step(dense, expected, t)
     torch.testing.assert_close(layer.weight.detach(), dense.weight.detach())
+
+
+@pytest.mark.parametrize("make_values", [
+    lambda: torch.zeros(1, COLUMNS).expand(ROWS, COLUMNS),
+    lambda: torch.zeros(ROWS, 1).expand(ROWS, COLUMNS),
+    lambda: torch.zeros(ROWS + COLUMNS).as_strided((ROWS, COLUMNS), (1, 1)),
+])  # fmt: skip
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_a_state_tensor_whose_entries_share_memory_is_refused(make_values, is_on_disk, tmp_path):
+    layer = make(hotrow)[0]
+    if is_on_disk:
+        layer = hotrow.disk.create(tmp_path / "t", ROWS, COLUMNS).layer
+    assert type(layer.weight) is Table
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    step(layer, optimizer, 1)
+    kept = make_values()
+    optimizer.state[layer.weight]["exp_avg"] = kept
+    weight = layer.weight.detach().clone()
+    with pytest.raises(HotrowError, match="entries of the optimizer state 'exp_avg' .* share mem"):
+        step(layer, optimizer, 2)
+    torch.testing.assert_close(layer.weight.detach(), weight, rtol=0, atol=0)
+    assert not kept.any()
+    optimizer.state[layer.weight]["exp_avg"] = kept.clone(memory_format=torch.contiguous_format)
+    step(layer, optimizer, 2)
+    assert optimizer.state[layer.weight]["step"] == 2

@@ -14,7 +14,13 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import ParamGroup, Rule
-from hotrow.table.autograd import set_strides, storage_use_count, stored_values, with_strides
+from hotrow.table.autograd import (
+    overlaps_itself,
+    set_strides,
+    storage_use_count,
+    stored_values,
+    with_strides,
+)
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
 
@@ -104,7 +110,7 @@ def _find_reason(
         _overlaps(table, other) for each in param_groups for other in each["params"]
     ):
         return "another parameter shares its memory", "use the same parameter in both places"
-    if not table.is_contiguous() and _overlaps_itself(table):
+    if overlaps_itself(table):
         return "its rows share memory with each other", "use a copy of the weight (.clone())"
     return None
 
@@ -121,13 +127,6 @@ def _overlaps(table: Tensor, other: Tensor) -> bool:
         return False
     (begin, end), (other_begin, other_end) = _address_range(table), _address_range(other)
     return other.device == table.device and begin < other_end and other_begin < end
-
-
-def _overlaps_itself(table: Tensor) -> bool:
-    """Return whether several entries are in the same memory, for example after `expand`."""
-    strides = sorted(zip(table.stride(), table.shape, strict=True))
-    (step, count), (outer_step, outer_count) = strides
-    return (count > 1 and not step) or (outer_count > 1 and outer_step <= (count - 1) * step)
 
 
 def _address_range(tensor: Tensor) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, ScalarState, scalar_dtype
 from hotrow.optim.state import RowState
 from hotrow.optim.updater import RowUpdater
-from hotrow.table.autograd import StorageUses, storage_use_count
+from hotrow.table.autograd import StorageUses, overlaps_itself, storage_use_count
 from hotrow.table.parameter import Table
 from hotrow.table.protocols import ChangedFiles
 from hotrow.table.reading import raise_earlier_error, raise_pending_error
@@ -174,6 +174,12 @@ class RowLag:
                     fix="create a new optimizer after you move or cast a table; to resize a table, "
                     "use hotrow.vocabulary.resize",
                 )
+        if overlaps_itself(slot):
+            raise HotrowError(
+                f"several entries of the optimizer state {name!r} of a {tuple(slot.shape)} table "
+                "share memory, for example after expand()",
+                fix="assign a copy of the tensor to optimizer.state[weight] (.clone())",
+            )
 
     def _row_views(self) -> tuple[Tensor, list[Tensor]]:
         """Return (V, D) views of the table and its slots; a stored view would count as an alias."""

@@ -61,6 +61,15 @@ def storage_use_count(tensor: Tensor) -> int:
     return StorageUses(tensor).count()
 
 
+def overlaps_itself(matrix: Tensor) -> bool:
+    """Return whether several entries are in the same memory, for example after `expand`."""
+    if matrix.is_contiguous():
+        return False
+    strides = sorted(zip(matrix.stride(), matrix.shape, strict=True))
+    (step, count), (outer_step, outer_count) = strides
+    return (count > 1 and not step) or (outer_count > 1 and outer_step <= (count - 1) * step)
+
+
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     """Return the tensor if it has these strides, or else a copy that has them."""
     if tensor.layout != torch.strided or tensor.stride() == strides:
