@@ -28,6 +28,7 @@ from hotrow.disk.folder import Folder
 from hotrow.disk.layout import Layout
 from hotrow.disk.mapped_tensor import MappedTensor, write_new
 from hotrow.disk.record import new_name
+from hotrow.optim import updater
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
 from tests.support.exhaustive import exhaustive
@@ -869,6 +870,52 @@ def test_a_loaded_state_whose_step_count_is_0_is_saved(tmp_path):
             step(layer, optimizer, t)
             step(store.layer, own, t)
         assert_same_run(store.layer, own, layer, optimizer)
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "state_dict", "copy", "failed step", "assignment"])
+def test_a_first_step_is_not_damped_if_the_loaded_buffer_is_none(
+    before, trained, reopens, tmp_path
+):
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+    store = create(tmp_path / "t")
+    if trained:
+        step(store.layer, hotrow.optim.SGD(store.layer.parameters(), **options), 9)
+    dense = torch.nn.Embedding(ROWS, COLUMNS, _weight=store.layer.weight.detach().clone())
+    expected = torch.optim.SGD(dense.parameters(), **options)
+    own = hotrow.optim.SGD(store.layer.parameters(), **options)
+    groups = expected.state_dict()["param_groups"]
+    for optimizer in (expected, own):
+        state = {0: {"momentum_buffer": None}}
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if reopens:
+        store.save()
+        store.close()
+        store = disk.open(tmp_path / "t")
+        own = hotrow.optim.SGD(store.layer.parameters(), **options)
+    if before == "state_dict":
+        assert own.state_dict()["state"] == {0: {"momentum_buffer": None}}
+    elif before == "copy":
+        assert list(copy.deepcopy(own).state.values()) == [{"momentum_buffer": None}]
+    elif before == "failed step":
+        with (
+            patch.object(updater, "step_rows_together", side_effect=MemoryError),
+            pytest.raises(MemoryError),
+        ):
+            step(store.layer, own, 0)
+        assert own.state_dict()["state"] == {0: {"momentum_buffer": None}}
+    elif before == "assignment":
+        store.layer.weight.data = store.layer.weight.data.clone()  # closes the ledger
+    for t in range(3):
+        step(store.layer, own, t)
+        step(dense, expected, t)
+        store.save()
+    assert type(store.layer.weight) is Table
+    assert store.layer.weight.lag is not None
+    torch.testing.assert_close(store.layer.weight.detach(), dense.weight.detach())
+    torch.testing.assert_close(own.state_dict()["state"], expected.state_dict()["state"])
+    store.close()
 
 
 @pytest.mark.parametrize("use", ["step", "state_dict"])

@@ -21,7 +21,7 @@ from hotrow.kernels.program import FROZEN
 from hotrow.optim import exclusive_access
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rule import ParamGroup, Rule, ScalarState, scalar_dtype
+from hotrow.optim.rule import BEGUN_KEY, ParamGroup, Rule, ScalarState, scalar_dtype
 from hotrow.optim.state import RowState
 from hotrow.optim.updater import RowUpdater
 from hotrow.table.autograd import StorageUses, overlaps_itself, storage_use_count
@@ -518,6 +518,9 @@ class RowLag:
         self.drop_updater()  # its references would count as aliases
         self.ledger.table_count -= 1
         self.state.lag = None
+        if not self.ledger.scalars(self.group_options).get(BEGUN_KEY, 1.0):
+            # The next lag must not take the slots for the results of a step.
+            dict.update(self.state, dict.fromkeys(self.slots))
         table = self._table()
         if table is not None and table.lag is self:
             table.lag = None

@@ -24,6 +24,8 @@ ScalarState = dict[str, float]  # a parameter's scalars that change from step to
 # A scalar state contains only floats. The value of this key is the index in `SCALAR_DTYPES` of the
 # dtype to which torch rounds the scalars.
 DTYPE_KEY = "_dtype"
+# The value of this key is 0.0 until a step has set the slots, which torch's state contains as None.
+BEGUN_KEY = "_begun"
 SCALAR_DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from hotrow.kernels.rule_math import axpy
 from hotrow.optim.closed_form.base import ClosedForm
 from hotrow.optim.closed_form.linear import LinearRecurrence
-from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
+from hotrow.optim.rule import BEGUN_KEY, ParamGroup, ParamState, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
@@ -28,14 +28,14 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
     """Return a flag: 1.0 if the momentum buffer already exists, otherwise 0.0."""
-    return {"_begun": float(state.get("momentum_buffer") is not None)}
+    return {BEGUN_KEY: float(state.get("momentum_buffer") is not None)}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """Return (weight decay, momentum, 1 - dampening, -lr, 1.0 if this step sets buf = g)."""
     momentum, lr = group["momentum"], group["lr"]
-    begins = momentum != 0 and not scalars["_begun"]
-    scalars["_begun"] = float(momentum != 0)
+    begins = momentum != 0 and not scalars[BEGUN_KEY]
+    scalars[BEGUN_KEY] = float(momentum != 0)
     return group["weight_decay"], momentum, 1 - group["dampening"], -lr, float(begins)
 
 
