@@ -55,8 +55,9 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
 
     Returns:
         The open store. To continue training, create an optimizer of the same class with the same
-        options. The optimizer continues from the saved state, and so does every later optimizer
-        of this class, even before the next `open`.
+        options. At its first step, the optimizer continues from the saved state, and so does every
+        later optimizer of this class, even before the next `open`. But if an optimizer of another
+        class takes a step first, the saved state is dropped without a warning.
 
     Raises:
         HotrowError: the folder does not exist, a file of the last save is missing, damaged or part
