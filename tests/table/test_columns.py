@@ -416,6 +416,23 @@ def test_a_gradient_stores_only_touched_columns():
     assert all(isinstance(g, RowGradient) for g in (gradient * 2, gradient.double(), gradient.data))
 
 
+@pytest.mark.filterwarnings("ignore:.* updates every row")
+@pytest.mark.parametrize("ids", [[2, 0, 1, 2], [1]])
+def test_a_gradient_with_all_columns_has_the_memory_order_of_its_strides(ids):
+    found = []
+    for weight in twins():
+        backward(weight, *ids)
+        with torch.no_grad():
+            weight.grad.add_(torch.arange(30.0).view(10, 3))
+            weight.grad.mul_(2)
+        assert isinstance(weight.grad, RowGradient) == isinstance(weight, Table)
+        optimizer = torch.optim.SGD([weight], lr=0.5, fused=True)
+        optimizer.step()
+        found += [weight.grad.as_strided((30,), (1,)), weight.detach()]
+    for ours, expected in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 def test_gradients_by_rows_and_by_columns_add_up():
     square = torch.arange(9.0).view(3, 3)
     rows, columns = (Table.adopt(nn.Parameter(square.clone()), c) for c in (False, True))

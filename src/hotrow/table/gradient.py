@@ -219,6 +219,9 @@ class RowGradient(Tensor):
             storage.drop_empty()
             storage.rows = storage.transpose_if_columns(self.as_dense())
             storage.batch = torch.arange(self.count, device=storage.rows.device)
+        dense = storage.transpose_if_columns(storage.rows)
+        if not dense.is_contiguous():  # for example, if the batch contains all ids
+            storage.rows = storage.transpose_if_columns(dense.contiguous())
         return storage.rows
 
     @property
