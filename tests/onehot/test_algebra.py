@@ -1037,3 +1037,14 @@ def test_results_follow_the_default_dtype():
                 assert_alike(run(one_hot(ids, 8)), run(F.one_hot(ids, 8)), strides=False)
     finally:
         torch.set_default_dtype(default)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_weight_with_three_axes_is_contiguous(dtype):
+    ids, weight = torch.arange(20) % 7, torch.randn(4, 7, 3, dtype=dtype, requires_grad=True)
+    gradients = []
+    for x in (one_hot(ids, 7, dtype), F.one_hot(ids, 7).to(dtype)):
+        [gradient] = torch.autograd.grad((x @ weight).sum(), [weight])
+        assert gradient.is_contiguous()
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients)

@@ -1,5 +1,6 @@
 """An error in a step changes nothing, or later reads and steps raise an error."""
 
+import collections
 import copy
 
 import pytest
@@ -85,6 +86,31 @@ def test_a_step_can_be_repeated_if_no_row_has_changed(name, dtype, steps, monkey
     for layers, optimizer in (run, other):
         optimizer.step()
         train(layers, optimizer, range(steps + 1, steps + 20))
+    assert_same_runs(run, other)
+
+
+class FullDeque(collections.deque):
+    """A deque that cannot grow."""
+
+    append = fail
+
+
+def test_a_step_can_be_repeated_if_its_record_failed():
+    run, other = make_run("SGD"), make_run("SGD")
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(3))
+        backward(layers, optimizer, 3)
+    ledgers = {layer.weight.lag.ledger for layer in run[0]}
+    kept = {each: each._undo for each in ledgers}
+    for each in ledgers:
+        each._undo = FullDeque(each._undo, maxlen=1)
+    with pytest.raises(MemoryError):
+        run[1].step()
+    for each, undo in kept.items():
+        each._undo = undo
+    for layers, optimizer in (run, other):
+        optimizer.step()
+        train(layers, optimizer, range(4, 9))
     assert_same_runs(run, other)
 
 

@@ -84,6 +84,26 @@ def test_the_state_of_torch_s_optimizer_is_loaded_if_it_contains_a_gradient():
     torch.testing.assert_close(layer.weight.detach(), dense.weight.detach())
 
 
+@pytest.mark.parametrize("is_on_disk", [False, True])
+@pytest.mark.parametrize("source", ["weight", "exp_avg"])
+def test_a_state_tensor_that_shares_the_memory_of_another_is_refused(source, is_on_disk, tmp_path):
+    layer = make(hotrow)[0]
+    if is_on_disk:
+        layer = hotrow.disk.create(tmp_path / "t", ROWS, COLUMNS).layer
+    assert type(layer.weight) is Table
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    step(layer, optimizer, 1)
+    state = optimizer.state[layer.weight]
+    kept = layer.weight.data if source == "weight" else state["exp_avg"]
+    state["exp_avg_sq"] = kept
+    weight = layer.weight.detach().clone()
+    with pytest.raises(HotrowError, match=r"two state tensors of a \(.*\) table, or one of them"):
+        step(layer, optimizer, 2)
+    assert torch.equal(layer.weight, weight)
+    state["exp_avg_sq"] = kept.clone()
+    step(layer, optimizer, 2)
+
+
 @pytest.mark.parametrize("make_values", [
     lambda: torch.zeros(1, COLUMNS).expand(ROWS, COLUMNS),
     lambda: torch.zeros(ROWS, 1).expand(ROWS, COLUMNS),

@@ -194,3 +194,55 @@ def test_a_table_on_disk_is_an_error(tmp_path):
         optimizer = hotrow.optim.AdamW(store.layer.parameters())
         with pytest.raises(HotrowError, match="reconnect is not supported for a table on disk"):
             vocabulary.reconnect(store.layer, optimizer)
+
+
+def test_two_optimizers_reconnect_one_after_the_other():
+    layer = nn.Sequential(hotrow.convert(nn.Embedding(6, 3), min_entries=0))
+    assert isinstance(layer[0].weight, Table)
+    optimizers = (
+        hotrow.optim.AdamW(layer.parameters()),
+        hotrow.optim.SGD(layer.parameters(), 0.1, 0.9),
+    )
+
+    def train(optimizer):
+        optimizer.zero_grad()
+        layer(torch.tensor([0, 1])).square().sum().backward()
+        optimizer.step()
+
+    for optimizer in (*optimizers, optimizers[0]):
+        train(optimizer)
+    new = nn.Embedding(8, 3)
+    new.weight.data[:6] = layer[0].weight.detach()
+    layer[0] = new
+    for optimizer in optimizers:
+        vocabulary.reconnect(layer, optimizer)
+    for optimizer in optimizers:
+        train(optimizer)
+        assert optimizer.state_dict()["state"][0]
+
+
+@pytest.mark.parametrize("outputs", [3, 8])
+def test_a_weight_for_one_hots_gets_more_or_fewer_outputs(outputs, monkeypatch):
+    monkeypatch.setattr("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0)
+    found = []
+    for library in (torch.optim, hotrow.optim):
+        torch.manual_seed(0)
+        layer = hotrow.OneHotLinear(6, 5, bias=False)
+        model = nn.Sequential(layer)
+        optimizer = library.Adam(model.parameters(), lr=0.1)
+        for t in range(4):
+            optimizer.zero_grad()
+            model(torch.tensor([0, t])).square().sum().backward()
+            optimizer.step()
+        old = layer.weight
+        assert isinstance(old, Table) == (library is hotrow.optim)
+        assert not isinstance(old, Table) or old.has_stale_rows
+        values = torch.full((outputs, 6), 0.5)
+        values[:5] = old.detach()[:outputs]
+        layer.weight = nn.Parameter(values)
+        vocabulary.reconnect(model, optimizer)
+        assert layer.weight is old
+        state = optimizer.state[old]
+        found.append([old.detach(), *(state[name] for name in ("exp_avg", "exp_avg_sq"))])
+    for expected, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)

@@ -484,6 +484,88 @@ def test_an_optimizer_whose_state_has_the_old_rows_raises(name, dense, before):
     step(adam, dense)
 
 
+def two_optimizers(layer):
+    return [
+        kind(layer.parameters(), lr=0.1, **options)
+        for kind, options in ((hotrow.optim.AdamW, {}), (hotrow.optim.SGD, {"momentum": 0.9}))
+    ]
+
+
+def take_step(layer, optimizer):
+    optimizer.zero_grad()
+    layer(torch.tensor([0, 1])).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("origin", ["copied", "older than the table"])
+def test_a_state_with_old_rows_is_found_wherever_it_comes_from(origin):
+    layer = nn.Embedding(6, 2)
+    if origin == "copied":
+        layer = hotrow.convert(layer, min_entries=0)
+    optimizers = two_optimizers(layer)
+    for optimizer in optimizers:
+        take_step(layer, optimizer)
+    if origin == "copied":
+        layer, optimizers = copy.deepcopy((layer, optimizers))
+        with pytest.raises(HotrowError, match="pass the optimizer too"):
+            vocabulary.take(layer, [5, 4, 3, 2, 1, 0])
+    layer = hotrow.convert(layer, min_entries=0)
+    assert isinstance(layer.weight, Table)
+    take_step(layer, optimizers[0])
+    vocabulary.take(layer, [5, 4, 3, 2, 1, 0], optimizers[0])
+    take_step(layer, optimizers[0])
+    with pytest.raises(HotrowError, match="rows of its state did not"):
+        take_step(layer, optimizers[1])
+
+
+def keep_all_rows(layer, optimizers):
+    vocabulary.take(layer, range(6), optimizers[0])
+    vocabulary.resize(layer, 6, optimizers[0])
+
+
+def move_rows_by_hand(layer, optimizers):
+    sources = [3, 4, 5, 0, 1, 2]
+    vocabulary.take(layer, sources, optimizers[0])
+    state = optimizers[1].state[layer.weight]
+    state["momentum_buffer"] = state["momentum_buffer"][sources]
+
+
+def move_state_to_another_table(layer, optimizers):
+    vocabulary.resize(layer, 8, optimizers[0], init=nn.init.ones_)
+    old, new = layer.weight, nn.Embedding(8, 2)
+    new.weight.data.copy_(old.detach())
+    layer.weight = hotrow.convert(new, min_entries=0).weight
+    optimizers[0].state[layer.weight] = optimizers[0].state.pop(old)
+    del optimizers[1].state[old]
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["params"] = [layer.weight]
+
+
+@pytest.mark.parametrize("change", [keep_all_rows, move_rows_by_hand, move_state_to_another_table])
+def test_a_state_with_current_rows_is_not_refused(change):
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    optimizers = two_optimizers(layer)
+    for optimizer in (*optimizers, optimizers[0]):
+        take_step(layer, optimizer)
+    change(layer, optimizers)
+    assert isinstance(layer.weight, Table)
+    for optimizer in optimizers:
+        take_step(layer, optimizer)
+        optimizer.state_dict()
+
+
+def test_a_fused_step_of_a_plain_weight_with_state_of_another_shape_raises():
+    layer = nn.Embedding(6, 2)
+    last, fused = (
+        kind(layer.parameters(), **options)
+        for kind, options in ((hotrow.optim.Adam, {}), (hotrow.optim.Adagrad, {"fused": True}))
+    )
+    take_step(layer, last)
+    vocabulary.resize(layer, 4000, last)
+    with pytest.raises(HotrowError, match="the optimizer state 'sum' of a 4000 x 2 weight has"):
+        take_step(layer, fused)
+
+
 def test_an_optimizer_without_state_for_rows_continues():
     layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
     assert isinstance(layer.weight, Table)
@@ -518,13 +600,13 @@ def test_a_fused_step_with_state_of_another_shape_raises():
     layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
     assert isinstance(layer.weight, Table)
     last = hotrow.optim.SGD(layer.parameters(), lr=0.1)
-    fused = hotrow.optim.Adagrad(layer.parameters(), fused=True)
+    fused = torch.optim.Adagrad(layer.parameters(), fused=True)
     layer(torch.tensor([0, 1])).sum().backward()
     last.step()
     last.zero_grad()
     vocabulary.resize(layer, 400, last)
     layer.weight.sum().backward()
-    with pytest.raises(HotrowError, match="state 'sum' of a 400 x 2 table has shape"):
+    with pytest.raises(HotrowError, match="state 'sum' of a 400 x 2 weight has shape"):
         fused.step()
 
 

@@ -148,19 +148,18 @@ def dense_gradient(
         gradient = gradient.as_dense()
     if not group.get("fused"):
         return gradient
-    check_state(table, states)
     match_strides(states[table], table, shared=True)
     return with_strides(gradient, table.stride())
 
 
-def check_state(table: Table, states: TableStates) -> None:
+def check_state_shapes(parameter: Tensor, states: TableStates) -> None:
     """Raise an error if a fused step, which doesn't check shapes, would read other memory."""
-    for name, value in dict.items(states[table]):
-        if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
+    for name, value in dict.items(states.get(parameter, {})):
+        if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
             raise HotrowError(
-                f"the optimizer state {name!r} of a {' x '.join(map(str, table.shape))} table has "
-                f"shape {tuple(value.shape)}",
-                fix="create a new optimizer after you change the rows of a table",
+                f"the optimizer state {name!r} of a {' x '.join(map(str, parameter.shape))} weight "
+                f"has shape {tuple(value.shape)}",
+                fix="create a new optimizer after you change the rows of a weight",
             )
 
 

@@ -102,6 +102,7 @@ class RowLag:
         }
         self.ledger = Ledger(rule, group, start_step=int(loaded.get("step", 0)), state=scalars)
         self.ledger.next_entry(group)  # raises an error if the options are invalid
+        self._check_memory([loaded[name] for name in initial_slots if loaded.get(name) is not None])
         self.slots: dict[str, Tensor] = {}
         for name, initial in initial_slots.items():
             self.slots[name] = self._make_slot(name, initial, loaded.get(name)).detach()
@@ -135,7 +136,7 @@ class RowLag:
         self.alias_steps = 0  # the number of consecutive steps with a live alias so far
         self.must_warn = False  # whether to call `warn_about_alias`
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
-        state.lag, state.change_count = self, table.change_count
+        state.lag = self
 
     @property
     def run(self) -> Run:
@@ -178,6 +179,16 @@ class RowLag:
             raise HotrowError(
                 f"several entries of the optimizer state {name!r} of a {tuple(slot.shape)} table "
                 "share memory, for example after expand()",
+                fix="assign a copy of the tensor to optimizer.state[weight] (.clone())",
+            )
+
+    def _check_memory(self, slots: Sequence[Tensor]) -> None:
+        """Raise an error if two loaded slots, or a slot and the table, are the same memory."""
+        pointers = [each.data_ptr() for each in (self.values, *slots) if each.numel()]
+        if len(set(pointers)) < len(pointers) and not self.values.is_meta:
+            raise HotrowError(
+                f"two state tensors of a {tuple(self.values.shape)} table, or one of them and the "
+                "table, share memory",
                 fix="assign a copy of the tensor to optimizer.state[weight] (.clone())",
             )
 

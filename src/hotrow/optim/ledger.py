@@ -112,8 +112,8 @@ class Ledger:
         """
         entry, scalars = self.next_entry(group)
         before = self.length, self.scalar_state, self.idle_rows_unchanged
+        self._undo.append(before)  # do this first: an error may follow any line
         self.append(entry)
-        self._undo.append(before)
         self.scalar_state = scalars
         # Rows may skip all missed steps only if none of these steps changes an idle row.
         if self.idle_rows_unchanged:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from hotrow.errors import HotrowError
-from hotrow.optim.dense_steps import check_state, find_tables
+from hotrow.optim.dense_steps import check_state_shapes, find_tables
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
 from hotrow.table.reading import raise_pending_error
@@ -53,7 +53,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
             if group.get("fused") and table.grad is not None:
-                check_state(table, optimizer.state)
+                check_state_shapes(table, optimizer.state)
         if not tables or optimizer in _warned:
             return
         _warned.add(optimizer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +25,7 @@ from hotrow.optim import exclusive_access, graphs
 from hotrow.optim.dense_steps import (
     Reason,
     TableGradient,
+    check_state_shapes,
     copy_frozen_rows,
     dense_gradient,
     find_reasons,
@@ -97,6 +99,22 @@ def _plain_state(
 
 # RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
 # optimizers by name would also find hotrow's, and get two classes for each name.
+_live_optimizers: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()
+
+
+def mark_old_states(table: Table, optimizer: torch.optim.Optimizer | None) -> None:
+    """After a change of the table's rows, mark the state of all optimizers but the given one.
+
+    Their next step or `state_dict()` raises an error.
+    """
+    for other in list(_live_optimizers):
+        state = None if other is optimizer else other.state.get(table)
+        if state:
+            if not isinstance(state, RowState):
+                state = other.state[table] = RowState(state)
+            state.is_old = True
+
+
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
 else:
@@ -133,6 +151,7 @@ class RowOptimizer(_Optimizer):
         Raises:
             HotrowError: the group contains a table and an option that tables do not support.
         """
+        _live_optimizers.add(self)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if any(isinstance(parameter, Table) for parameter in group["params"]):
@@ -293,8 +312,6 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
-        for _, table, _ in dense:
-            self._mark_state(table)
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
         for lag, _, _ in pending_steps:
@@ -365,6 +382,9 @@ class RowOptimizer(_Optimizer):
 
     def _torch_step(self) -> None:
         """Run torch's step without its hooks, which have already run for this step."""
+        for group in self.param_groups:
+            for parameter in group["params"] if group.get("fused") else ():
+                check_state_shapes(parameter, self.state)
         step: Callable[..., Any] = self.torch_class.step
         if getattr(step, "hooked", False):
             step = step.__wrapped__  # type: ignore[attr-defined]
@@ -377,16 +397,7 @@ class RowOptimizer(_Optimizer):
                 for parameter in group["params"]:
                     lookup_axis = parameter.__dict__.get("lookup_axis")
                     if lookup_axis and not isinstance(parameter, Table):
-                        table = Table.adopt(parameter, columns=lookup_axis == "columns")
-                        self._mark_state(table)
-
-    def _mark_state(self, table: Table) -> None:
-        """Record that a table's state has the table's current rows; see `RowState`."""
-        state = self.state.get(table)
-        if state:
-            if not isinstance(state, RowState):
-                state = self.state[table] = RowState(state)
-            state.change_count = table.change_count
+                        Table.adopt(parameter, columns=lookup_axis == "columns")
 
     def _has_other_gradients(self) -> bool:
         """Return whether any parameter other than a table has a gradient."""
@@ -424,7 +435,7 @@ class RowOptimizer(_Optimizer):
             HotrowError: the rows of the table changed, but not those of this state.
         """
         state = self.state.get(table, {})
-        if isinstance(state, RowState) and state.has_old_rows(table.change_count):
+        if isinstance(state, RowState) and state.has_old_rows:
             raise HotrowError(
                 f"the rows of a {tuple(table.shape)} table changed after this "
                 f"{type(self).__name__}'s last step, but the rows of its state did not",
@@ -587,7 +598,6 @@ class RowOptimizer(_Optimizer):
                 self._loaded = frozenset(table for _, table in find_tables(self.param_groups))
                 for group, table in find_tables(self.param_groups):
                     table.record_optimizer(self)
-                    self._mark_state(table)
                     if table.backing is not None:
                         self._replace_last_run(
                             table, table.backing, numeric_group(group, self.defaults)
@@ -639,6 +649,13 @@ class RowOptimizer(_Optimizer):
             for index, state in state_dict["state"].items()
         }
         return {**state_dict, "state": states}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _live_optimizers.add(self)
+        for _, table in find_tables(self.param_groups):
+            if self.state.get(table) and table.last_optimizer is None and table.backing is None:
+                table.record_optimizer(self)  # the table and its optimizer are copies
 
     def __getstate__(self) -> dict[str, Any]:
         with self._closed_lags():

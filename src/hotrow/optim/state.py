@@ -37,8 +37,7 @@ class RowState(dict[str, Any]):
     """
 
     _lag: weakref.ref[StateLag] | None = None  # weak, because the table owns the lag
-    # The table's `change_count` when these rows were last changed or used; None if unknown.
-    change_count: int | None = None
+    is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
 
     @property
     def lag(self) -> StateLag | None:
@@ -49,11 +48,10 @@ class RowState(dict[str, Any]):
     def lag(self, lag: StateLag | None) -> None:
         self._lag = None if lag is None else weakref.ref(lag)
 
-    def has_old_rows(self, change_count: int) -> bool:
-        """Return whether the table's rows changed, but not those of this state."""
-        if self.change_count in (None, change_count):
-            return False
-        return any(map(_has_rows, dict.values(self)))
+    @property
+    def has_old_rows(self) -> bool:
+        """Whether this state has rows that belong to the table before a change of its rows."""
+        return self.is_old and any(map(_has_rows, dict.values(self)))
 
     def __getitem__(self, name: str) -> Any:
         lag = self.lag
@@ -72,6 +70,7 @@ class RowState(dict[str, Any]):
         current = dict.get(self, name)
         if _has_rows(value):
             value = untrimmed(value.detach(), current) if _has_rows(current) else value.detach()
+            self.is_old = False  # the caller knows the table's current rows
         dict.__setitem__(self, name, value)
 
     def __delitem__(self, name: str) -> None:

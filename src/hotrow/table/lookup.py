@@ -41,7 +41,7 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
         return embedding(ids, weight)
     _record_lookup_axis(weight, columns)
     if not _can_select(weight, ids):
-        return F.embedding(ids, _transpose(weight) if columns else weight)
+        return F.embedding(ids, permute(weight, [1, 0]) if columns else weight)
     # The backward pass computes the same sums in the same order as that of F.embedding. It is
     # faster, and the gradient has the same strides as the weight.
     flat = ids.reshape(-1).long()  # the backward pass is slow for int32
@@ -78,7 +78,7 @@ def look_up_bags(
     if can_look_up_rows(weight, columns):
         return embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
     _record_lookup_axis(weight, columns)
-    table = _transpose(weight) if columns else weight
+    table = permute(weight, [1, 0]) if columns else weight
     only_table = table.requires_grad and (scales is None or not scales.requires_grad)
     if is_compiling() or not (only_table and torch.is_grad_enabled()):
         return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
@@ -87,23 +87,29 @@ def look_up_bags(
     return result
 
 
-class _Transpose(torch.autograd.Function):
-    """Transpose a weight; its gradient is contiguous, as that of a dense product."""
+class _Permute(torch.autograd.Function):
+    """Permute the axes of a weight; its gradient is contiguous, as that of a dense product."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
-        return weight.t()
+    def forward(ctx: Any, weight: Tensor, order: list[int]) -> Tensor:
+        ctx.order = order
+        return weight.permute(order)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.t().contiguous()
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        inverse = [ctx.order.index(axis) for axis in range(len(ctx.order))]
+        return gradient.permute(inverse).contiguous(), None
 
 
-def _transpose(weight: Tensor) -> Tensor:
-    is_plain = not isinstance(weight, Table) and weight.is_contiguous()
-    if not (is_plain and needs_gradient(weight)) or is_transforming() or is_jit_tracing():
-        return weight.t()
-    result: Tensor = _Transpose.apply(weight)  # type: ignore[no-untyped-call]
+def permute(weight: Tensor, order: list[int]) -> Tensor:
+    """Return `weight.permute(order)`; the gradient of a contiguous weight is contiguous.
+
+    On the CPU, torch's fused optimizers need a gradient in the memory order of its parameter.
+    """
+    moves = not isinstance(weight, Table) and weight.is_contiguous() and order != sorted(order)
+    if not (moves and needs_gradient(weight)) or is_transforming() or is_jit_tracing():
+        return weight.permute(order)
+    result: Tensor = _Permute.apply(weight, order)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -53,7 +53,6 @@ class Table(nn.Parameter):
 
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
-        change_count: how often `hotrow.vocabulary` has changed the rows.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
         was_copied: whether `convert` copied the values, because other code shared the storage.
@@ -69,7 +68,6 @@ class Table(nn.Parameter):
     """
 
     lag: Lag | None
-    change_count: int = 0
     _last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None

@@ -45,6 +45,13 @@ class RowChange:
             return max(0, self.new_count - self.old_count)
         return int((self.sources < 0).sum())
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether all rows stay where they are."""
+        if self.new_count != self.old_count or self.sources is None:
+            return self.new_count == self.old_count
+        return torch.equal(self.sources, torch.arange(self.new_count, device=self.sources.device))
+
     def apply(self, rows: Tensor, added: float | Tensor, *, extend: bool = False) -> Tensor:
         """Return the changed rows, (V', ...), in row-major order.
 
@@ -75,7 +82,7 @@ class RowChange:
         """Call `apply` on a (V, ...) tensor, or with `columns`, on a (D, V) tensor."""
         if not columns:
             return self.apply(tensor, added, extend=extend)
-        return self.apply(tensor.t(), added).t().contiguous()
+        return self.apply(tensor.t(), added).t().contiguous().data
 
     def new_ids(self, ids: Tensor) -> Tensor:
         """Return the new id of each old id (int64, same shape), or -1 if its row was dropped."""

@@ -15,7 +15,7 @@ from hotrow.ids import digest
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
-from hotrow.optim.state import RowState
+from hotrow.optim.optimizer import mark_old_states
 from hotrow.table.autograd import replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
@@ -202,10 +202,8 @@ def prepare_parameters(
         for parameter, _ in parameters:
             if not isinstance(parameter, Table):
                 continue
-            parameter.change_count += 1
-            state = None if optimizer is None else optimizer.state.get(parameter)
-            if isinstance(state, RowState):
-                state.change_count = parameter.change_count
+            if not change.is_identity:
+                mark_old_states(parameter, optimizer)
             if parameter.frozen is not None:
                 frozen = change.new_ids(parameter.frozen)
                 parameter.frozen = frozen[frozen >= 0].sort().values

@@ -13,6 +13,7 @@ from hotrow.errors import HotrowError
 from hotrow.optim.lag import RowLag, last_run
 from hotrow.optim.optimizer import RowOptimizer
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
+from hotrow.optim.state import RowState
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 from hotrow.table.protocols import ChangedFiles
@@ -117,9 +118,14 @@ def prepare_state(
             new_state[name] = files.apply(value, first, 1)
         else:
             new_state[name] = change.apply_to(value, first, columns=columns)
-    if not new_state:
-        return lambda: None
-    return lambda: dict.update(optimizer.state[parameter], new_state)
+
+    def store() -> None:
+        state = optimizer.state.get(parameter, {})
+        dict.update(state, new_state)
+        if isinstance(state, RowState):
+            state.is_old = False
+
+    return store
 
 
 def prepare_change(
@@ -143,7 +149,11 @@ def prepare_change(
     if table is not None and optimizer is not None and group is not None:
         lag = table.lag
         # A save of a table on disk needs the lag, even if its ledger is empty.
-        if isinstance(lag, RowLag) and (lag.ledger.length or table.backing is not None):
+        if (
+            isinstance(lag, RowLag)
+            and columns == table.columns
+            and (lag.ledger.length or table.backing is not None)
+        ):
             return lag.change_rows(change, added, initial_slots(optimizer, group))
         if lag is not None:
             lag.close()

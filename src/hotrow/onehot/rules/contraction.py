@@ -29,7 +29,7 @@ from hotrow.onehot.rules.products import autocast_dtype
 from hotrow.onehot.scatter_add import scatter_columns, scatter_rows
 from hotrow.onehot.size_limits import is_too_small_to_scatter
 from hotrow.onehot.tensor import OneHot
-from hotrow.table.lookup import look_up
+from hotrow.table.lookup import look_up, permute
 
 
 class _Operand:
@@ -214,7 +214,7 @@ def _gather_rows(
 ) -> Tensor:
     """Return the entries of a tensor at the ids along its class axes: (*batch, K, *rest)."""
     order = [labels.index(letter) for letter in (*shared, *x.classes, *rest)]
-    other = other.permute(order)
+    other = permute(other, order)
     ids, rest_sizes = x.ids, other.shape[len(order) - len(rest) :]
     if len(x.classes) > 1:
         other = other.flatten(len(shared), len(shared) + len(x.classes) - 1)
