@@ -97,8 +97,7 @@ def _plain_state(
     }
 
 
-# RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
-# optimizers by name would also find hotrow's, and get two classes for each name.
+# All optimizers in this process, for `mark_old_states`.
 _live_optimizers: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()
 
 
@@ -115,6 +114,8 @@ def mark_old_states(table: Table, optimizer: torch.optim.Optimizer | None) -> No
             state.is_old = True
 
 
+# RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
+# optimizers by name would also find hotrow's, and get two classes for each name.
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
 else:
