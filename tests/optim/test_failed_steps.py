@@ -114,6 +114,23 @@ def test_a_step_can_be_repeated_if_its_record_failed():
     assert_same_runs(run, other)
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("method", ["drop_updater", "_table"])
+def test_training_continues_after_an_error_while_a_lag_closes(name, method, monkeypatch):
+    run, other = make_run(name), make_run(name)
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(3))
+    lag = run[0][0].weight.lag
+    with monkeypatch.context() as patch:
+        patch.setattr(lag, method, fail)
+        with pytest.raises(MemoryError):
+            run[1].state_dict()
+    for layers, optimizer in (run, other):
+        train(layers, optimizer, range(3, 8))
+    for layer, expected in zip(run[0], other[0], strict=True):
+        torch.testing.assert_close(layer.weight.detach(), expected.weight.detach())
+
+
 @DTYPES
 @pytest.mark.parametrize("name", OPTIONS)
 def test_reads_and_steps_raise_after_only_some_tables_took_a_step(name, dtype, monkeypatch):

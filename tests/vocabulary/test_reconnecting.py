@@ -237,12 +237,22 @@ def test_a_weight_for_one_hots_gets_more_or_fewer_outputs(outputs, monkeypatch):
         old = layer.weight
         assert isinstance(old, Table) == (library is hotrow.optim)
         assert not isinstance(old, Table) or old.has_stale_rows
+        model(torch.tensor([1, 5])).sum().backward()
+        if library is hotrow.optim:
+            vocabulary.freeze(layer, [4])
         values = torch.full((outputs, 6), 0.5)
         values[:5] = old.detach()[:outputs]
         layer.weight = nn.Parameter(values)
         vocabulary.reconnect(model, optimizer)
         assert layer.weight is old
+        if library is hotrow.optim:
+            assert old.frozen.tolist() == [4]
+            vocabulary.unfreeze(layer, [4])
+        for _ in range(2):
+            gradient = old.grad + 0
+            optimizer.step()
         state = optimizer.state[old]
-        found.append([old.detach(), *(state[name] for name in ("exp_avg", "exp_avg_sq"))])
+        slots = [state[name] for name in ("exp_avg", "exp_avg_sq")]
+        found.append([gradient, old.detach(), *slots])
     for expected, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected)

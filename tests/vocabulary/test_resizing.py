@@ -541,7 +541,16 @@ def move_state_to_another_table(layer, optimizers):
         optimizer.param_groups[0]["params"] = [layer.weight]
 
 
-@pytest.mark.parametrize("change", [keep_all_rows, move_rows_by_hand, move_state_to_another_table])
+def share_the_state(layer, optimizers):
+    first, second = optimizers[0], hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+    second.state = first.state
+    vocabulary.take(layer, [5, 4, 3, 2, 1, 0], second)
+    optimizers[1] = second
+
+
+@pytest.mark.parametrize(
+    "change", [keep_all_rows, move_rows_by_hand, move_state_to_another_table, share_the_state]
+)
 def test_a_state_with_current_rows_is_not_refused(change):
     layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
     optimizers = two_optimizers(layer)
@@ -578,6 +587,28 @@ def test_an_optimizer_without_state_for_rows_continues():
         optimizer.step()
         optimizer.state_dict()
         optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("small_tables")
+def test_the_rows_of_a_linear_layer_whose_inputs_are_a_table_are_ambiguous():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 3)
+
+        def forward(self, ids):
+            return self.linear(torch.nn.functional.one_hot(ids, 8).float())
+
+    model = hotrow.convert(Model())
+    optimizer = hotrow.optim.Adam(model.parameters())
+    vocabulary.resize(model.linear, 5, optimizer)
+    for _ in range(2):
+        take_step(model, optimizer)
+    assert isinstance(model.linear.weight, Table)
+    assert model.linear.weight.columns
+    with pytest.raises(HotrowError, match="outputs, but the layer multiplies one-hots"):
+        vocabulary.resize(model.linear, 7, optimizer)
+    assert model.linear.weight.shape == (5, 8)
 
 
 @pytest.mark.usefixtures("small_tables")

@@ -155,7 +155,8 @@ def dense_gradient(
 def check_state_shapes(parameter: Tensor, states: TableStates) -> None:
     """Raise an error if a fused step, which doesn't check shapes, would read other memory."""
     for name, value in dict.items(states.get(parameter, {})):
-        if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
+        has_axes = isinstance(value, Tensor) and value.ndim == parameter.ndim > 0
+        if has_axes and value.shape != parameter.shape and name != "step":
             raise HotrowError(
                 f"the optimizer state {name!r} of a {' x '.join(map(str, parameter.shape))} weight "
                 f"has shape {tuple(value.shape)}",

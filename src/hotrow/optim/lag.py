@@ -525,18 +525,20 @@ class RowLag:
             self._detach()
 
     def _detach(self) -> None:
-        self.is_closed = True
+        # Make all calls that can fail first, so that no error leaves the lag half attached.
+        has_begun = self.ledger.scalars(self.group_options).get(BEGUN_KEY, 1.0)
+        # The next lag must not take the slots for the results of a step.
+        unused = {} if has_begun else dict.fromkeys(self.slots)
+        table, run = self._table(), self.run
         self.drop_updater()  # its references would count as aliases
-        self.ledger.table_count -= 1
-        self.state.lag = None
-        if not self.ledger.scalars(self.group_options).get(BEGUN_KEY, 1.0):
-            # The next lag must not take the slots for the results of a step.
-            dict.update(self.state, dict.fromkeys(self.slots))
-        table = self._table()
         if table is not None and table.lag is self:
             table.lag = None
             if table.backing is not None:
-                table.backing.state_files.last_run = self.run
+                table.backing.state_files.last_run = run
+        self.is_closed = True
+        self.ledger.table_count -= 1
+        self.state.lag = None
+        dict.update(self.state, unused)
 
 
 def last_run(table: Table) -> Run | None:

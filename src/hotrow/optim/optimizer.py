@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -99,6 +100,7 @@ def _plain_state(
 
 # All optimizers in this process, for `mark_old_states`.
 _live_optimizers: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()
+_live_lock = threading.RLock()
 
 
 def mark_old_states(table: Table, optimizer: torch.optim.Optimizer | None) -> None:
@@ -106,9 +108,12 @@ def mark_old_states(table: Table, optimizer: torch.optim.Optimizer | None) -> No
 
     Their next step or `state_dict()` raises an error.
     """
-    for other in list(_live_optimizers):
-        state = None if other is optimizer else other.state.get(table)
-        if state:
+    current = None if optimizer is None else optimizer.state.get(table)
+    with _live_lock:
+        optimizers = list(_live_optimizers)
+    for other in optimizers:
+        state = other.state.get(table)
+        if state and state is not current:  # two optimizers may share a state
             if not isinstance(state, RowState):
                 state = other.state[table] = RowState(state)
             state.is_old = True
@@ -152,7 +157,8 @@ class RowOptimizer(_Optimizer):
         Raises:
             HotrowError: the group contains a table and an option that tables do not support.
         """
-        _live_optimizers.add(self)
+        with _live_lock:
+            _live_optimizers.add(self)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if any(isinstance(parameter, Table) for parameter in group["params"]):
@@ -385,7 +391,8 @@ class RowOptimizer(_Optimizer):
         """Run torch's step without its hooks, which have already run for this step."""
         for group in self.param_groups:
             for parameter in group["params"] if group.get("fused") else ():
-                check_state_shapes(parameter, self.state)
+                if parameter.grad is not None:
+                    check_state_shapes(parameter, self.state)
         step: Callable[..., Any] = self.torch_class.step
         if getattr(step, "hooked", False):
             step = step.__wrapped__  # type: ignore[attr-defined]
@@ -653,7 +660,8 @@ class RowOptimizer(_Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        _live_optimizers.add(self)
+        with _live_lock:
+            _live_optimizers.add(self)
         for _, table in find_tables(self.param_groups):
             if self.state.get(table) and table.last_optimizer is None and table.backing is None:
                 table.record_optimizer(self)  # the table and its optimizer are copies

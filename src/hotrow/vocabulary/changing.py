@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import digest
+from hotrow.layers import OneHotLinear
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
@@ -93,7 +94,7 @@ def _check_change(
             )
         check_owner(optimizer, weight)
         _check_shards(weight)
-        _check_dropped_rows(layers, change)
+        _check_rows(layers, change)
         added = _added_rows(layers, change, init)
     except HotrowError as error:
         failure = error
@@ -199,12 +200,12 @@ def prepare_parameters(
     def complete() -> None:
         for each in prepared:
             each()
-        for parameter, _ in parameters:
+        for parameter, columns in parameters:
             if not isinstance(parameter, Table):
                 continue
             if not change.is_identity:
                 mark_old_states(parameter, optimizer)
-            if parameter.frozen is not None:
+            if parameter.frozen is not None and columns == parameter.columns:
                 frozen = change.new_ids(parameter.frozen)
                 parameter.frozen = frozen[frozen >= 0].sort().values
 
@@ -225,8 +226,14 @@ def _describe_state(weight: nn.Parameter, optimizer: torch.optim.Optimizer | Non
     return f" with {', '.join(names)}" if names else ""
 
 
-def _check_dropped_rows(layers: VocabularyLayers, change: RowChange) -> None:
-    """Raise an error if the change drops a row that must stay."""
+def _check_rows(layers: VocabularyLayers, change: RowChange) -> None:
+    """Raise an error if the change drops a row that must stay, or if its axis is ambiguous."""
+    if layers.columns and not isinstance(layers.layer, OneHotLinear):
+        raise HotrowError(
+            "the rows of a Linear layer are its outputs, but the layer multiplies one-hots, and "
+            "its weight is a table whose rows are the inputs",
+            fix="use hotrow.OneHotLinear instead of Linear to change the inputs",
+        )
     for what, rows, fix in (
         ("the padding row (padding_idx)", layers.padding_rows(), "set the layer's padding_idx"),
         ("frozen", layers.frozen_rows(), "call hotrow.vocabulary.unfreeze(layer, [{row}])"),
@@ -291,6 +298,8 @@ def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tens
     """Return a gradient with the changed rows."""
     if not isinstance(gradient, RowGradient):
         return change.apply_to(gradient, 0.0, columns=columns)
+    if columns != gradient.row_storage.columns:  # the rows keep their ids, but change their length
+        return change.apply_to(gradient.as_dense(), 0.0, columns=columns)
     # Merge on all ranks, because some of them may have read the gradient, which merges it.
     storage = gradient.merge().row_storage
     has_all_rows, touched = storage.has_all_rows(gradient.count), storage.touched

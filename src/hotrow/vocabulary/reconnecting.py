@@ -179,7 +179,7 @@ def _prepare_resized_state(
         with torch._C.DisableTorchFunctionSubclass():
             replace_data(parameter, parameter.data, None)
         store_state()
-        if isinstance(parameter, Table) and parameter.frozen is not None:
+        if isinstance(parameter, Table) and parameter.frozen is not None and not parameter.columns:
             frozen = change.new_ids(parameter.frozen)
             parameter.frozen = frozen[frozen >= 0]
 
