@@ -209,5 +209,5 @@ def test_a_plain_tensor_with_the_table_s_storage_reads_settled_rows():
         model(ids).sum().backward()
         optimizer.step()
     assert model.weight.has_stale_rows
-    rows = torch.ops.hotrow.look_up(model.weight.raw_data, torch.arange(50), None, False, False)
+    rows = torch.ops.hotrow.look_up_rows(model.weight.raw_data, torch.arange(50), None, False, False)
     assert torch.equal(rows, model.weight.detach())

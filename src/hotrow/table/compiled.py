@@ -5,6 +5,9 @@ compiler. Another operator, `look_up_gradient`, computes the gradient. The compi
 this operator returns a dense (V, D) tensor. At run time, it returns a `RowGradient` instead, which
 the compiled code passes on to autograd. If the compiled code needs the gradient's values (for
 example, to add the gradients of two lookups), Inductor calls `dense_gradient`.
+
+torch caches compiled code on disk, with only the name of the operator in the key. So rename
+`look_up_rows` if its gradient changes its operator or its strides.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def traced_look_up(
 ) -> Tensor:
     """Return rows of a table, (*ids.shape, D), in code that `torch.compile` traces."""
     with torch._C.DisableTorchFunctionSubclass():
-        output: Tensor = _operators.look_up(
+        output: Tensor = _operators.look_up_rows(
             table, ids, padding_idx, scale_grad_by_freq, table.columns
         )
         return output
@@ -158,7 +161,7 @@ def _register_lowering_once() -> None:
 
 
 for _name, _schema, _function, _fake in (
-    ("look_up", _LOOK_UP, _look_up, _fake_look_up),
+    ("look_up_rows", _LOOK_UP, _look_up, _fake_look_up),
     ("look_up_gradient", _GRADIENT, _row_gradient, _fake_gradient),
     ("dense_gradient", _GRADIENT, _dense_gradient, _fake_gradient),
     ("add_gradients", _SUM, _add_gradients, _fake_sum),
@@ -167,7 +170,7 @@ for _name, _schema, _function, _fake in (
     torch.library.define(f"hotrow::{_name}", _schema)
     torch.library.impl(f"hotrow::{_name}", "CompositeExplicitAutograd", _function)
     torch.library.register_fake(f"hotrow::{_name}", _fake)
-torch.library.register_autograd("hotrow::look_up", _backward, setup_context=_save)
+torch.library.register_autograd("hotrow::look_up_rows", _backward, setup_context=_save)
 
 # A rule receives the `RowGradient` itself. Without a rule, the operator would get a dense tensor.
 RULES[_operators.add_gradients.default] = lambda func, args, kwargs: args[0] + args[1]
