@@ -209,5 +209,6 @@ def test_a_plain_tensor_with_the_table_s_storage_reads_settled_rows():
         model(ids).sum().backward()
         optimizer.step()
     assert model.weight.has_stale_rows
-    rows = torch.ops.hotrow.look_up_rows(model.weight.raw_data, torch.arange(50), None, False, False)
+    values, ids = model.weight.raw_data, torch.arange(50)
+    rows = torch.ops.hotrow.look_up_rows(values, ids, None, False, False)
     assert torch.equal(rows, model.weight.detach())
