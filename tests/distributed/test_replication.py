@@ -243,14 +243,17 @@ class OneHotLayer(nn.Module):
         return self.linear(F.one_hot(ids, 40).float())
 
 
+def one_hot_model(convert):
+    torch.manual_seed(0)
+    model = OneHotLayer()
+    return hotrow.convert(model) if convert else model
+
+
 def train_one_hots_with_ddp(count, options):
     found, rank = [], dist.get_rank()
     with patch("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0):
         for library in (torch.optim, hotrow.optim):
-            torch.manual_seed(0)
-            model = OneHotLayer()
-            if library is hotrow.optim:
-                hotrow.convert(model)
+            model = one_hot_model(library is hotrow.optim)
             parallel = DistributedDataParallel(model, **options)
             optimizer = library.SGD(model.parameters(), lr=0.1)
             for t in range(5):
@@ -279,10 +282,7 @@ def share_without_ddp(count):
     found = []
     with patch("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0):
         for library in (torch.optim, hotrow.optim):
-            torch.manual_seed(0)
-            model = OneHotLayer()
-            if library is hotrow.optim:
-                hotrow.convert(model)
+            model = one_hot_model(library is hotrow.optim)
             optimizer = library.Adam(model.parameters(), lr=0.1)
             for t in range(6):
                 optimizer.zero_grad()
@@ -309,11 +309,7 @@ def switch_optimizers_under_ddp(count):
     found = []
     with patch("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0):
         for convert in (False, True):
-            torch.manual_seed(0)
-            model = OneHotLayer()
-            library = torch.optim
-            if convert:
-                model, library = hotrow.convert(model), hotrow.optim
+            model, library = one_hot_model(convert), hotrow.optim if convert else torch.optim
             optimizers = [kind.Adam(model.parameters(), lr=0.1) for kind in (library, torch.optim)]
             parallel = model
             for t, optimizer in enumerate(optimizers[k] for k in (0, 0, 1, 1, 0, 1)):

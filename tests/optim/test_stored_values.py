@@ -84,15 +84,21 @@ def test_the_state_of_torch_s_optimizer_is_loaded_if_it_contains_a_gradient():
     torch.testing.assert_close(layer.weight.detach(), dense.weight.detach())
 
 
-@pytest.mark.parametrize("is_on_disk", [False, True])
-@pytest.mark.parametrize("source", ["weight", "exp_avg"])
-def test_a_state_tensor_that_shares_the_memory_of_another_is_refused(source, is_on_disk, tmp_path):
+def make_trained(is_on_disk, tmp_path):
+    """Return a layer with a table, and its optimizer, which has taken a step."""
     layer = make(hotrow)[0]
     if is_on_disk:
         layer = hotrow.disk.create(tmp_path / "t", ROWS, COLUMNS).layer
     assert type(layer.weight) is Table
     optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
     step(layer, optimizer, 1)
+    return layer, optimizer
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+@pytest.mark.parametrize("source", ["weight", "exp_avg"])
+def test_a_state_tensor_that_shares_the_memory_of_another_is_refused(source, is_on_disk, tmp_path):
+    layer, optimizer = make_trained(is_on_disk, tmp_path)
     state = optimizer.state[layer.weight]
     kept = layer.weight.data if source == "weight" else state["exp_avg"]
     state["exp_avg_sq"] = kept
@@ -111,12 +117,7 @@ def test_a_state_tensor_that_shares_the_memory_of_another_is_refused(source, is_
 ])  # fmt: skip
 @pytest.mark.parametrize("is_on_disk", [False, True])
 def test_a_state_tensor_whose_entries_share_memory_is_refused(make_values, is_on_disk, tmp_path):
-    layer = make(hotrow)[0]
-    if is_on_disk:
-        layer = hotrow.disk.create(tmp_path / "t", ROWS, COLUMNS).layer
-    assert type(layer.weight) is Table
-    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
-    step(layer, optimizer, 1)
+    layer, optimizer = make_trained(is_on_disk, tmp_path)
     kept = make_values()
     optimizer.state[layer.weight]["exp_avg"] = kept
     weight = layer.weight.detach().clone()

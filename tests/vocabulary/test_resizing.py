@@ -449,10 +449,10 @@ def test_the_optimizer_is_needed_after_it_has_loaded_a_state():
     assert exp_avg.any(1).tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("before", ["nothing", "load", "dense step"])
+@pytest.mark.parametrize("origin", ["row step", "load", "dense step"])
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
-def test_an_optimizer_whose_state_has_the_old_rows_raises(name, dense, before):
+def test_an_optimizer_whose_state_has_the_old_rows_raises(name, dense, origin):
     layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
     assert isinstance(layer.weight, Table)
     adam = hotrow.optim.Adam(layer.parameters(), lr=0.1)
@@ -463,8 +463,8 @@ def test_an_optimizer_whose_state_has_the_old_rows_raises(name, dense, before):
         (layer.weight if dense else layer(torch.tensor([0, 1]))).square().sum().backward()
         optimizer.step()
 
-    step(adam, dense=before == "dense step")
-    if before == "load":
+    step(adam, dense=origin == "dense step")
+    if origin == "load":
         adam.load_state_dict(adam.state_dict())
     step(last)
     vocabulary.take(layer, [5, 4, 3, 2, 1, 0], last)

@@ -48,9 +48,10 @@ class RowChange:
     @property
     def is_identity(self) -> bool:
         """Whether all rows stay where they are."""
-        if self.new_count != self.old_count or self.sources is None:
-            return self.new_count == self.old_count
-        return torch.equal(self.sources, torch.arange(self.new_count, device=self.sources.device))
+        if self.new_count != self.old_count:
+            return False
+        ids = torch.arange(self.new_count)
+        return self.sources is None or torch.equal(self.sources, ids.to(self.sources.device))
 
     def apply(self, rows: Tensor, added: float | Tensor, *, extend: bool = False) -> Tensor:
         """Return the changed rows, (V', ...), in row-major order.
