@@ -12,6 +12,7 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError, disk, vocabulary
 from hotrow.optim import exclusive_access
+from hotrow.optim.optimizer import _live_optimizers
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary import changing
 from hotrow.vocabulary.keys import IntegerKeys, TextKeys
@@ -96,6 +97,9 @@ class Trained:
     """A trained layer with a frozen row, and its optimizer."""
 
     def __init__(self):
+        # If a trace function raises in an `except` clause, Python 3.11 leaks the optimizer. Each
+        # change visits all optimizers, so a test with a thousand of them would take minutes.
+        _live_optimizers.clear()
         torch.manual_seed(0)
         self.model = hotrow.convert(nn.Sequential(nn.Embedding(9, 2)), min_entries=0)
         self.optimizer = hotrow.optim.AdamW(self.model.parameters(), lr=0.1)
@@ -278,7 +282,7 @@ def test_layers_with_the_same_weight_change_together():
 # --- Saves by signal handlers and other threads --------------------------------------------------
 
 
-@pytest.mark.parametrize("stride", [151, pytest.param(1, marks=exhaustive)])
+@pytest.mark.parametrize("stride", [151, pytest.param(3, marks=exhaustive)])
 def test_a_handler_may_save_while_the_rows_change(stride, tmp_path):
     line, sizes = 0, set()
     old = signal.getsignal(signal.SIGUSR1)

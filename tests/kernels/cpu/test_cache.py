@@ -148,8 +148,11 @@ def flip_bits(data):
 
 
 @exhaustive
-@pytest.mark.parametrize("damage", [lambda data: data[:50], flip_bits], ids=["cut", "flipped"])
-@pytest.mark.parametrize("pattern", ["rows*.nbi", "rows*.nbc"])
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [("rows*.nbi", lambda data: data[:50]), ("rows*.nbc", flip_bits)],
+    ids=["cut index", "flipped code"],
+)
 def test_a_damaged_cache_is_written_again(filled, tmp_path, pattern, damage):
     source, first = filled
     folder = shutil.copytree(source, tmp_path / "cache")
