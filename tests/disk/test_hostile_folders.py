@@ -362,7 +362,13 @@ def test_wrong_types_in_the_record_are_named(folder):
         ({"run": {**run, "group": {}}}, "KeyError"),
         ({"run": {**run, "group": {**run["group"], "lr": {}}}}, "option 'lr' has an invalid type"),
         ({"run": {**run, "group": {**run["group"], "betas": 3}}}, "TypeError"),
-        ({"run": {**run, "group": {**run["group"], "lr": "x"}}}, "TypeError"),
+        # Python would repeat a text as often as a step count says.
+        ({"run": {**run, "group": {**run["group"], "lr": "x"}}}, "KeyError: 'lr'"),
+        # The power of an integer would take years.
+        (
+            {"run": {**run, "start": 1 << 53, "group": {**run["group"], "betas": [3, 3]}}},
+            "OverflowError",
+        ),
         ({"run": {**run, "start": 0.5}}, "'start' is not an integer from 0"),
         ({"run": {**run, "settled": 99}}, "'settled' is not an integer from 0 to 4"),
         ({"run": {**run, "still": 1}}, "'still' is not true or false"),

@@ -872,6 +872,78 @@ def test_averaging_the_rows_of_different_ranks_raises(is_frozen):
             assert "model averaging would average the rows of 0 with other rows" in error
 
 
+def all_reduce_gradients(count):
+    model = hotrow.convert(nn.Sequential(nn.Embedding(6, 3), nn.Linear(3, 1)))
+    shard(model, mesh_of_all(count))
+    assert isinstance(model[0].weight, Table)
+    model(torch.arange(6)).sum().backward()
+    before = model[0].weight.grad.as_dense()
+    for parameter in model[1].parameters():
+        dist.all_reduce(parameter.grad)
+    error = error_text(dist.all_reduce, model[0].weight.grad)
+    return error, torch.equal(model[0].weight.grad.as_dense(), before)
+
+
+def test_adding_the_gradients_of_different_rows_raises():
+    for error, unchanged in rank_processes(2).run(all_reduce_gradients, 2):
+        assert unchanged
+        assert error is not None
+        assert "allreduce would combine different rows of a sharded table's gradient" in error
+
+
+def replicate_different_shards(count):
+    model = hotrow.convert(nn.Sequential(nn.Embedding(7, 3)))
+    mesh = mesh_of_all(count)
+    table = shard(model, mesh)[0].weight
+    assert isinstance(table, Table)
+    before = table.detach().clone()
+    return error_text(replicate, model, mesh), torch.equal(table, before)
+
+
+def test_replicating_shards_with_different_rows_raises():
+    for error, unchanged in rank_processes(2).run(replicate_different_shards, 2):
+        assert unchanged
+        assert error is not None
+        assert "rank 0 has 0.weight" in error
+        assert "sharded (rows 4 to 6)" in error
+
+
+def look_up_jagged_ids(count, make):
+    model = shard(hotrow.convert(nn.Sequential(make(7, 3))), mesh_of_all(count))
+    layer = model[0]
+    assert isinstance(layer.weight, Table)
+    ids = [torch.tensor([0, 5]), torch.tensor([6])]
+    jagged = torch.nested.nested_tensor(ids, layout=torch.jagged)
+    with torch.no_grad():
+        if make is hotrow.Embedding:
+            found, expected = layer(jagged).unbind(), list(map(layer, ids))
+            return None, all(map(torch.equal, found, expected))
+        # The other ranks look up other ids, and get the error too.
+        return error_text(layer, jagged if dist.get_rank() else torch.tensor([[1]])), True
+
+
+@pytest.mark.parametrize(
+    "make", [hotrow.Embedding, hotrow.EmbeddingBag, nn.Embedding, nn.EmbeddingBag]
+)
+def test_jagged_ids_get_rows_of_all_ranks_or_raise(make):
+    for error, is_equal in rank_processes(2).run(look_up_jagged_ids, 2, make):
+        assert is_equal
+        assert (error is None) == (make is hotrow.Embedding)
+        assert error is None or "gets jagged ids" in error
+
+
+def look_up_bags(count):
+    bags = shard(hotrow.convert(nn.Sequential(nn.EmbeddingBag(7, 3))), mesh_of_all(count))[0]
+    assert isinstance(bags.weight, Table)
+    return error_text(lambda: look_up((bags, torch.tensor([[0, 1]]))))
+
+
+def test_one_exchange_for_bags_raises():
+    for error in rank_processes(2).run(look_up_bags, 2):
+        assert error is not None
+        assert "look_up takes embeddings" in error
+
+
 # --- Options of DistributedDataParallel ----------------------------------------------------------
 
 
@@ -1256,6 +1328,25 @@ def resize_without_the_state_of_a_rank(count):
 def test_ranks_with_different_optimizer_state_cannot_move_rows():
     for error, unchanged in rank_processes(2).run(resize_without_the_state_of_a_rank, 2):
         assert "rank 1: change the row count from 6 to 8 with exp_avg, exp_avg_sq of" in error
+        assert unchanged
+
+
+def fail_to_initialize(method, count):
+    def init(rows):
+        if dist.get_rank():
+            raise ValueError("no values")
+
+    layer = distribute(hotrow.convert(nn.Embedding(6, 2)), method, count)
+    assert isinstance(layer.weight, Table)
+    before = layer.weight.detach().clone()
+    error = error_text(functools.partial(vocabulary.resize, layer, 8, init=init))
+    return error, torch.equal(layer.weight.detach(), before)
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_an_error_of_init_on_one_rank_reaches_all_ranks(method):
+    for error, unchanged in rank_processes(2).run(fail_to_initialize, method, 2):
+        assert "init raised ValueError: no values" in error
         assert unchanged
 
 

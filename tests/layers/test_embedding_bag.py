@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import hotrow
 from hotrow import EmbeddingBag, HotrowError
+from hotrow.table.parameter import Table
 from hotrow.verify import reference
 from tests.support.cases import BAD_INPUTS, bag_table
 from tests.support.tolerance import assert_no_worse, assert_rounded, assert_same_bits
@@ -281,3 +283,18 @@ def test_results_do_not_depend_on_the_number_of_threads(mode):
         results.append((output, gradient))
     for other in results[1:]:
         assert_all_same_bits(other, results[0])
+
+
+@modes
+def test_jagged_ids_settle_the_rows_of_a_table(mode):
+    layer, parts = EmbeddingBag(7, 3, mode=mode), [torch.tensor([1, 2]), torch.tensor([6, 0, 3])]
+    hotrow.convert(layer, min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    for ids in ([1, 6], [4], [5]):
+        optimizer.zero_grad()
+        layer(torch.tensor([ids])).sum().backward()
+        optimizer.step()
+    assert layer.weight.has_stale_rows
+    found = layer(torch.nested.nested_tensor(parts, layout=torch.jagged))
+    assert_same_bits(found, torch.cat([layer(part[None]) for part in parts]))

@@ -212,3 +212,53 @@ def test_a_plain_tensor_with_the_table_s_storage_reads_settled_rows():
     values, ids = model.weight.raw_data, torch.arange(50)
     rows = torch.ops.hotrow.look_up_rows(values, ids, None, False, False)
     assert torch.equal(rows, model.weight.detach())
+
+
+class ReadsAttributes(nn.Module):
+    """Reads attributes of its tables, as models do to choose a dtype or a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.items, self.codes = nn.Embedding(50, 4), nn.Linear(60, 4)
+
+    def forward(self, ids):
+        items, codes = self.items.weight, self.codes.weight
+        one_hots = F.one_hot(ids, 60).to(codes.dtype).to(codes.device)
+        rows = self.items(ids.to(items.device)).to(items.dtype) * items.shape[1] / len(codes)
+        return rows * items.requires_grad + self.codes(one_hots) * codes.ndim
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attributes_of_tables_do_not_break_the_graph(backend):
+    torch.manual_seed(0)
+    plain = ReadsAttributes()
+    tables, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+    hotrow.convert(tables, min_entries=0)
+    run(tables, hotrow.optim, torch.compile(tables, fullgraph=True, backend=backend))
+    assert type(tables.items.weight) is Table
+    run(plain, torch.optim, plain)
+    run(exact, torch.optim, exact)
+    assert_no_worse(*[parameters_to_vector(m.parameters()) for m in (tables, plain, exact)])
+
+
+class ReturnsOneHots(nn.Module):
+    """Uses a table, and returns its one-hots."""
+
+    def __init__(self):
+        super().__init__()
+        self.items, self.codes = nn.Embedding(50, 4), nn.Linear(60, 4)
+
+    def forward(self, ids):
+        one_hots = F.one_hot(ids, 60).float()
+        return self.items(ids) + self.codes(one_hots), one_hots.detach()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_function_with_a_table_returns_one_hots(backend):
+    model, (ids,) = ReturnsOneHots(), batches(1)
+    plain = copy.deepcopy(model)
+    hotrow.convert(model, min_entries=0)
+    assert type(model.items.weight) is Table
+    found, expected = torch.compile(model, backend=backend)(ids), plain(ids)
+    torch.testing.assert_close(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])

@@ -158,6 +158,47 @@ def test_equal_parameters_are_connected_to_different_new_ones():
     assert [len(weight) for weight in old] == [4, 6, 6]
 
 
+@pytest.mark.parametrize("cause", ["groups", "state", "another layer"])
+def test_equal_parameters_are_an_error_if_the_choice_matters(cause):
+    model = nn.ModuleList([nn.Embedding(4, 2, _weight=torch.zeros(4, 2)) for _ in range(2)])
+    hotrow.convert(model, min_entries=0)
+    tables = [layer.weight for layer in model]
+    assert all(isinstance(table, Table) for table in tables)
+    groups = [{"params": [table], "lr": i / 10} for i, table in enumerate(tables)]
+    lr = 0.0 if cause == "state" else 0.1
+    optimizer = hotrow.optim.Adam(groups if cause == "groups" else tables, lr=lr)
+    if cause == "state":
+        model[0](torch.tensor([1])).sum().backward()
+        optimizer.step()
+    for i in (1,) if cause == "another layer" else (0, 1):
+        model[i] = nn.Embedding(6, 2, _weight=torch.zeros(6, 2))
+    if cause == "another layer":
+        model.append(nn.Embedding(9, 2, _weight=torch.zeros(9, 2)))
+    new = [layer.weight for layer in model]
+    with pytest.raises(HotrowError, match="2 new parameters begin with its rows"):
+        vocabulary.reconnect(model, optimizer)
+    assert all(layer.weight is weight for layer, weight in zip(model, new, strict=True))
+
+
+def test_a_state_without_rows_stays():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3))
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    before = [dict(optimizer.state[each]) for each in model.parameters()]
+    assert vocabulary.reconnect(model, optimizer) == []
+    for parameter, state in zip(model.parameters(), before, strict=True):
+        assert optimizer.state[parameter].keys() == state.keys()
+        assert all(optimizer.state[parameter][name] is state[name] for name in state)
+
+
+def test_the_flat_state_of_lbfgs_is_an_error():
+    layer = nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS([layer.bias, layer.weight])
+    with pytest.raises(HotrowError, match="does not support LBFGS"):
+        vocabulary.reconnect(layer, optimizer)
+
+
 def test_frozen_rows_stay_frozen_if_they_remain():
     layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)

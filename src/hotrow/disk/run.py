@@ -92,7 +92,9 @@ class SavedRun:
             raise ValueError("'carried' does not contain the scalars of the optimizer")
         if run["carried"].get(DTYPE_KEY, 0) not in range(len(SCALAR_DTYPES)):
             raise ValueError(f"{DTYPE_KEY!r} in 'carried' is not the number of a dtype")
-        width = len(self._rule.ledger_entry(group, run["start"] + 1, scalars))
+        # No rule uses a text. Python would repeat it as often as a number says.
+        numbers = {key: value for key, value in group.items() if not isinstance(value, str)}
+        width = len(self._rule.ledger_entry(numbers, run["start"] + 1, scalars))
         if not all(
             isinstance(entry, list) and len(entry) == width and _are_numbers(entry)
             for entry in run["entries"]
@@ -136,11 +138,19 @@ def _is_option(value: Any) -> bool:
 
 
 def _parse_group(group: Any) -> ParamGroup:
-    """Return the options of the optimizer, with tuples instead of lists."""
+    """Return the options of the optimizer, with tuples instead of lists, and floats."""
     for key, value in group.items():
         if not _is_option(value):
             raise ValueError(f"the optimizer's option {key!r} has an invalid type")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
+    return {
+        key: tuple(map(_as_float, value)) if isinstance(value, list) else _as_float(value)
+        for key, value in group.items()
+    }
+
+
+def _as_float(value: Any) -> Any:
+    """Convert an integer to float, because a large power of an integer would fill the memory."""
+    return float(value) if type(value) is int else value
 
 
 def _are_numbers(values: Any) -> bool:

@@ -22,7 +22,7 @@ from hotrow.distributed.tables import (
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.table.functional import check_options
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import Table, raise_on_all_ranks
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -89,7 +89,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
             module.register_state_dict_post_hook(_save_hook)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load_hook)  # type: ignore[no-untyped-call]
-            module.register_forward_pre_hook(_refuse_replaced_table)
+            module.register_forward_pre_hook(_check_forward, with_kwargs=True)
     exclude_tables_from_ddp(model)
     return model
 
@@ -141,8 +141,8 @@ def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> 
             module.weight[padding - shards.local_slice.start].zero_()
 
 
-def _refuse_replaced_table(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Raise an error if other code has replaced the sharded table with a plain tensor."""
+def _check_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise an error if the lookup would read only the rows of this rank."""
     if not isinstance(module.weight, Table):
         raise HotrowError(
             f"the weight of {module} is a {type(module.weight).__name__} instead of the sharded "
@@ -150,6 +150,14 @@ def _refuse_replaced_table(module: nn.Module, args: tuple[Any, ...]) -> None:
             fix="don't replace the weight after hotrow.distributed.shard, and don't wrap the model "
             "in FullyShardedDataParallel, which replaces it",
         )
+    inputs = *args, *kwargs.values()
+    is_jagged = any(isinstance(each, Tensor) and each.is_nested for each in inputs)
+    if is_jagged and not getattr(module, "looks_up_jagged_ids", False):
+        error = HotrowError(
+            f"{module} gets jagged ids, for which torch would read only the rows of this rank",
+            fix="use hotrow.Embedding, or look up ids.values()",
+        )
+        raise_on_all_ranks(module.weight, error)
 
 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
@@ -187,6 +195,11 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     """
     for layer, _ in pairs:
         table = layer.weight
+        if not isinstance(layer, nn.Embedding):
+            raise HotrowError(
+                f"look_up takes embeddings, but one of the layers is {layer}",
+                fix="call the layer itself",
+            )
         if not (isinstance(table, Table) and isinstance(table.shards, Shards)):
             raise HotrowError(
                 f"{type(layer).__name__}({layer.num_embeddings}, {layer.embedding_dim}) is not "

@@ -133,6 +133,9 @@ def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
         options += ", include_last_offset"
     if table.frozen is not None:
         options += f", {len(table.frozen)} frozen rows (ids {digest(table.frozen)})"
+    if table.shards is not None:
+        rows = table.shards.local_slice
+        options += f", sharded (rows {rows.start} to {rows.stop - 1})"
     return f"{path}.weight of {uses} in {table.dtype}{options}"
 
 

@@ -53,6 +53,8 @@ class Embedding(TableLayer, nn.Embedding):
     Source: `torch.nn.Embedding` and `torch.nn.functional.embedding`.
     """
 
+    looks_up_jagged_ids = True  # see `hotrow.distributed.sharding`
+
     @classmethod
     def from_file(cls, path: str | Path, tensor: str | None = None, **options: Any) -> Self:
         """Create a layer from a table in a safetensors file, without reading the whole file.

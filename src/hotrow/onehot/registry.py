@@ -317,9 +317,13 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*_materialized(args), **_materialized(kwargs))
 
 
-def materialize(x: RuleTensor, permanent: bool = False) -> Tensor:
-    """Return the dense tensor that x represents."""
-    return x.materialize(permanent)
+def materialize(x: Tensor, permanent: bool = False) -> Tensor:
+    """Return the dense tensor that x represents.
+
+    A compiled graph may call this with a dense tensor: if the graph also contains a table, torch
+    runs it without rules, so for example `x.detach()` is dense.
+    """
+    return x.materialize(permanent) if isinstance(x, RuleTensor) else x
 
 
 def _materialized(value: Any) -> Any:

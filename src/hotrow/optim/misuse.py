@@ -121,7 +121,8 @@ def refuse_unsynchronized(table: Table) -> None:
             "rank computes its own gradients, but the gradient of the "
             f"{tuple(table.shape)} table is averaged over all ranks",
             fix="run the last forward and backward pass before each step outside of no_sync; if "
-            "your code averages the gradients, call the model without DistributedDataParallel",
+            "your code averages the gradients, call the model without DistributedDataParallel, "
+            "and leave out sharded tables, whose gradients are averaged already",
         )
 
 

@@ -266,7 +266,8 @@ class RowGradient(Tensor):
                 return result
         # Check whether the operation writes to an argument or returns a view. The schemas of
         # collectives omit this information, so assume that collectives write to their arguments.
-        may_alias = func.namespace in ("c10d", "_c10d_functional") or any(
+        is_collective = func.namespace in ("c10d", "_c10d_functional")
+        may_alias = is_collective or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )
         written: list[tuple[Tensor, RowGradient]] = []
@@ -274,6 +275,12 @@ class RowGradient(Tensor):
         def dense(value: Any) -> Any:
             if not isinstance(value, cls):
                 return value
+            if is_collective and value.row_storage.shards is not None:
+                raise HotrowError(
+                    f"{func.__name__.split('.')[0].strip('_')} would combine different rows of a "
+                    "sharded table's gradient, because each rank has the gradient of its own rows",
+                    fix="leave the gradients of sharded tables out; they are averaged already",
+                )
             if not may_alias:
                 return value.as_dense()
             written.append((value.row_storage.transpose_if_columns(value.store_all_rows()), value))

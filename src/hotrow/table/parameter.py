@@ -248,7 +248,8 @@ class Table(nn.Parameter):
         if func in METADATA_FUNCTIONS:
             if func is _SIZE and not is_compiling() and sys._getframe(1).f_code is _MAKE_GRADS:
                 args[0].settle()  # a cotangent, which the backward pass reads
-            with torch._C.DisableTorchFunctionSubclass():
+            # In a mode, torch.compile would call this method again for an attribute, without end.
+            with torch._C.DisableTorchFunction():
                 return func(*args, **kwargs)
         if func in BACKWARD_FUNCTIONS:
             return run_backward(func, args, kwargs, Table)

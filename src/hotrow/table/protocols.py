@@ -86,6 +86,10 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     def rows(self) -> int:
         """V, the total number of rows in all processes."""
 
+    @property
+    def local_slice(self) -> slice:
+        """The rows of this process as a slice of all rows."""
+
     def fetch(
         self,
         table: _Table,

@@ -264,7 +264,13 @@ def _added_rows(layers: VocabularyLayers, change: RowChange, init: Init | None) 
         return rows
     with torch.no_grad():
         if init is not None:
-            init(rows)
+            try:
+                init(rows)
+            except Exception as error:
+                if not (isinstance(weight, Table) and weight.spans_processes):
+                    raise
+                # The other ranks wait for a HotrowError.
+                raise HotrowError(f"init raised {type(error).__name__}: {error}") from error
         elif isinstance(layers.layer, Embeddings):
             nn.init.normal_(rows)
         else:

@@ -41,8 +41,8 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
     Raises:
         HotrowError: before anything changes, if a parameter of the optimizer is no longer in
-            the model, and no new parameter begins with the same rows. With replicated tables, every
-            rank raises the error.
+            the model, and not exactly one new parameter begins with the same rows. With replicated
+            tables, every rank raises the error.
 
     Cost: compares and copies the parameters that have changed, and their state.
 
@@ -58,11 +58,16 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     inner = unwrap(optimizer)
     if inner is None:
         raise HotrowError("optimizer is None", fix="pass the optimizer of the model")
+    if isinstance(inner, torch.optim.LBFGS):
+        raise HotrowError(
+            "reconnect does not support LBFGS, whose state has no row for each row of a parameter",
+            fix="create a new optimizer",
+        )
     trained = [each for group in inner.param_groups for each in group["params"]]
     matches: list[tuple[nn.Parameter, nn.Parameter]] = []
     failure = None
     try:
-        matches = _match_new_parameters(model, trained)
+        matches = _match_new_parameters(model, trained, inner)
         for old, _ in matches:
             check_owner(inner, old)
         _check_support([*trained, *(new for _, new in matches)])
@@ -93,25 +98,40 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
 
 def _match_new_parameters(
-    model: nn.Module, trained: list[nn.Parameter]
+    model: nn.Module, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
     """Pair the trained parameters that are no longer in the model with those that replace them."""
     trained_ids, model_ids = (set(map(id, each)) for each in (trained, model.parameters()))
     newcomers = [each for each in model.parameters() if id(each) not in trained_ids]
-    matches = []
-    for old in trained:
-        if id(old) not in model_ids:
-            new = next((each for each in newcomers if _continues(old, each)), None)
-            if new is None:
-                raise HotrowError(
-                    f"the optimizer trains a {tuple(old.shape)} parameter that is no longer in the "
-                    "model, and no new parameter begins with its rows",
-                    fix="call reconnect right after the model is resized, or create a new "
-                    "optimizer",
-                )
-            newcomers = [each for each in newcomers if each is not new]
-            matches.append((old, new))
+    removed = [each for each in trained if id(each) not in model_ids]
+    matches: list[tuple[nn.Parameter, nn.Parameter]] = []
+    for old in removed:
+        taken = [id(new) for _, new in matches]
+        found = [each for each in newcomers if _continues(old, each) and id(each) not in taken]
+        rivals = (
+            [each for each in removed[len(matches) :] if _continues(each, found[0])]
+            if found
+            else []
+        )
+        is_clear = len(found) == 1 or (
+            len(found) == len(rivals) and _are_interchangeable(rivals, optimizer)
+        )
+        if not found or not is_clear:
+            what = f"{len(found)} new parameters begin" if found else "no new parameter begins"
+            raise HotrowError(
+                f"the optimizer trains a {tuple(old.shape)} parameter that is no longer in the "
+                f"model, and {what} with its rows",
+                fix="call reconnect right after each resize, or create a new optimizer",
+            )
+        matches.append((old, found[0]))
     return matches
+
+
+def _are_interchangeable(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer trains these parameters with equal options and no state."""
+    ids = set(map(id, parameters))
+    groups = [group for group in optimizer.param_groups if ids & set(map(id, group["params"]))]
+    return len(groups) == 1 and not any(map(optimizer.state.get, parameters))
 
 
 def _check_support(parameters: list[nn.Parameter]) -> None:
@@ -155,10 +175,17 @@ def _continues(old: Tensor, new: Tensor) -> bool:
 
 
 def _state_row_count(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
-    """Return the number of rows of a parameter's state, or of the parameter if it has no state."""
-    lengths = {len(value) for value in row_tensors(optimizer, parameter).values()}
-    (count,) = lengths or {len(parameter) if parameter.ndim else 0}
-    return count
+    """Return the number of rows of a parameter's state, or of the parameter.
+
+    The result is the number of the parameter's rows if it has no state, or if its state has no row
+    for each of its rows, as in Adafactor.
+    """
+    shapes = {value.shape for value in row_tensors(optimizer, parameter).values()}
+    if len(shapes) == 1:
+        ((count, *sizes),) = shapes
+        if tuple(sizes) == parameter.shape[1:]:
+            return count
+    return len(parameter) if parameter.ndim else 0
 
 
 def _prepare_resized_state(
