@@ -270,15 +270,17 @@ class RowGradient(Tensor):
         may_alias = is_collective or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )
+        name = func.__name__.split(".")[0].strip("_")
+        combines_ranks = is_collective and ("reduce" in name or "broadcast" in name)
         written: list[tuple[Tensor, RowGradient]] = []
 
         def dense(value: Any) -> Any:
             if not isinstance(value, cls):
                 return value
-            if is_collective and value.row_storage.shards is not None:
+            if combines_ranks and value.row_storage.shards is not None:
                 raise HotrowError(
-                    f"{func.__name__.split('.')[0].strip('_')} would combine different rows of a "
-                    "sharded table's gradient, because each rank has the gradient of its own rows",
+                    f"{name} would combine different rows of a sharded table's gradient, because "
+                    "each rank has the gradient of its own rows",
                     fix="leave the gradients of sharded tables out; they are averaged already",
                 )
             if not may_alias:
