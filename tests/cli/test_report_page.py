@@ -85,9 +85,8 @@ def test_hostile_texts_stay_text(open_page: Open) -> None:
     assert shown[5:] == [r"\u202e\x1b[31m", ("word" * 6)[:23] + "…", "词元"]
 
 
-def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, tmp_path: Path) -> None:
+def test_at_360_pixels_only_wide_parts_scroll(open_page: Open) -> None:
     page = open_page(360).page
-    page.screenshot(path=tmp_path / "narrow.png", full_page=True)  # for visual inspection
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("document.documentElement.clientWidth") == 360
     too_wide = page.evaluate(
@@ -152,9 +151,8 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_enough_contrast(open_page: Open, tmp_path: Path, scheme: str) -> None:
+def test_all_text_has_enough_contrast(open_page: Open, scheme: str) -> None:
     page = open_page(scheme=scheme).page
-    page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)  # for visual inspection
     found = page.evaluate(CONTRAST)
     assert found["texts"] > 50
     assert found["least"][0] >= 4.5, found["least"]

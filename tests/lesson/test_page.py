@@ -28,7 +28,6 @@ from tests.support.exhaustive import exhaustive, grid
 from tests.support.paths import ROOT
 
 FOLDER = Path(lesson.__file__).parent
-SHOTS = ROOT / "build" / "lesson"  # screenshots to inspect by hand
 WORDS = {
     lang: json.loads((FOLDER / "words" / f"{lang}.json").read_text("utf-8"))
     for lang in lesson.LANGUAGES
@@ -62,7 +61,6 @@ def files(tmp_path_factory: pytest.TempPathFactory, own: lesson.Excerpt) -> dict
     pages = {"plain": lesson.build_page("en"), "own": lesson.build_page("en", own, timings)}
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
-    SHOTS.mkdir(parents=True, exist_ok=True)
     return {name: (folder / f"{name}.html").as_uri() for name in pages}
 
 
@@ -948,7 +946,6 @@ def test_keyboard_reaches_every_control(open_page: Open) -> None:
 def test_only_wide_regions_scroll_at_360_pixels(open_page: Open, lang: str, which: str) -> None:
     page = open_page(f"lang={lang}", which, width=360).page
     page.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
-    page.screenshot(path=SHOTS / f"narrow-{which}-{lang}.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     too_wide = page.evaluate(
         """() => [...document.querySelectorAll('body *')]
@@ -981,7 +978,6 @@ def test_no_table_is_cut_off_on_the_left(open_page: Open, lang: str) -> None:
                }).map(table => table.caption.textContent)"""
         )
         assert cut == [], width
-    page.locator("#differ").screenshot(path=SHOTS / f"differ-{lang}.png")
 
 
 @pytest.fixture(scope="module")
@@ -999,7 +995,6 @@ def test_axe_finds_no_violations(
     page = open_page(f"lang={lang}", which, scheme=scheme).page
     type_into(page, "lr", "quick")
     page.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
-    page.screenshot(path=SHOTS / f"{scheme}-{which}-{lang}.png", full_page=True)
     page.evaluate(axe)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
