@@ -35,6 +35,7 @@ def assert_reopens(store):
     "options",
     [
         {"lr": np.float32(0.1)},
+        {"lr": np.array(0.1)},
         {"lr": np.int64(1)},
         {"eps": np.float16(1e-4), "weight_decay": np.float64(0.1)},
         {"betas": (np.float64(0.9), 0.99)},

@@ -158,7 +158,7 @@ def test_equal_parameters_are_connected_to_different_new_ones():
     assert [len(weight) for weight in old] == [4, 6, 6]
 
 
-@pytest.mark.parametrize("cause", ["groups", "state", "another layer"])
+@pytest.mark.parametrize("cause", ["groups", "state", "gradient", "frozen rows", "another layer"])
 def test_equal_parameters_are_an_error_if_the_choice_matters(cause):
     model = nn.ModuleList([nn.Embedding(4, 2, _weight=torch.zeros(4, 2)) for _ in range(2)])
     hotrow.convert(model, min_entries=0)
@@ -170,6 +170,11 @@ def test_equal_parameters_are_an_error_if_the_choice_matters(cause):
     if cause == "state":
         model[0](torch.tensor([1])).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
+    if cause == "gradient":
+        model[0](torch.tensor([1])).sum().backward()
+    if cause == "frozen rows":
+        vocabulary.freeze(model[0], [1])
     for i in (1,) if cause == "another layer" else (0, 1):
         model[i] = nn.Embedding(6, 2, _weight=torch.zeros(6, 2))
     if cause == "another layer":
@@ -180,23 +185,38 @@ def test_equal_parameters_are_an_error_if_the_choice_matters(cause):
     assert all(layer.weight is weight for layer, weight in zip(model, new, strict=True))
 
 
-def test_a_state_without_rows_stays():
-    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3))
-    optimizer = torch.optim.Adafactor(model.parameters())
-    model(torch.tensor([1])).sum().backward()
-    optimizer.step()
-    before = [dict(optimizer.state[each]) for each in model.parameters()]
-    assert vocabulary.reconnect(model, optimizer) == []
-    for parameter, state in zip(model.parameters(), before, strict=True):
-        assert optimizer.state[parameter].keys() == state.keys()
-        assert all(optimizer.state[parameter][name] is state[name] for name in state)
+class PerColumn(torch.optim.Optimizer):
+    """Has one state value for each column of a weight."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["sum"] = parameter.grad.square().sum(0, keepdim=True)
 
 
-def test_the_flat_state_of_lbfgs_is_an_error():
-    layer = nn.Linear(3, 1)
-    optimizer = torch.optim.LBFGS([layer.bias, layer.weight])
-    with pytest.raises(HotrowError, match="does not support LBFGS"):
+def lbfgs(parameters):
+    return torch.optim.LBFGS(parameters, max_iter=2)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, PerColumn, lbfgs])
+def test_a_state_without_rows_is_an_error(make):
+    layer = nn.Linear(3, 2)
+    optimizer = make([layer.bias, layer.weight])
+
+    def closure():
+        optimizer.zero_grad()
+        loss = layer(torch.ones(1, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    closure()
+    optimizer.step(closure)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    with pytest.raises(HotrowError, match="can't tell whether the state has a row"):
         vocabulary.reconnect(layer, optimizer)
+    torch.testing.assert_close(optimizer.state_dict()["state"], before, rtol=0, atol=0)
 
 
 def test_frozen_rows_stay_frozen_if_they_remain():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def _plain_option(value: Any) -> Any:
     """Return an option with Python numbers instead of numpy's numbers and torch's scalars."""
     if isinstance(value, list | tuple):
         return [_plain_option(each) for each in value]
-    is_scalar = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+    is_scalar = isinstance(value, Tensor | np.generic | np.ndarray) and math.prod(value.shape) == 1
     return value.item() if is_scalar else value
 
 

@@ -15,7 +15,7 @@ from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import agree_on_rows, leave_inference_mode, prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
-from hotrow.vocabulary.states import check_owner, prepare_state, row_tensors, unwrap
+from hotrow.vocabulary.states import check_owner, has_rule, prepare_state, row_tensors, unwrap
 
 
 def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
@@ -41,8 +41,10 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
     Raises:
         HotrowError: before anything changes, if a parameter of the optimizer is no longer in
-            the model, and not exactly one new parameter begins with the same rows. With replicated
-            tables, every rank raises the error.
+            the model, and not exactly one new parameter begins with the same rows, or if a state
+            tensor has another shape than its parameter and the optimizer isn't one of those in
+            `hotrow.optim` or their torch counterparts. With replicated tables, every rank raises
+            the error.
 
     Cost: compares and copies the parameters that have changed, and their state.
 
@@ -58,11 +60,6 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     inner = unwrap(optimizer)
     if inner is None:
         raise HotrowError("optimizer is None", fix="pass the optimizer of the model")
-    if isinstance(inner, torch.optim.LBFGS):
-        raise HotrowError(
-            "reconnect does not support LBFGS, whose state has no row for each row of a parameter",
-            fix="create a new optimizer",
-        )
     trained = [each for group in inner.param_groups for each in group["params"]]
     matches: list[tuple[nn.Parameter, nn.Parameter]] = []
     failure = None
@@ -128,10 +125,20 @@ def _match_new_parameters(
 
 
 def _are_interchangeable(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer trains these parameters with equal options and no state."""
+    """Return whether it makes no difference which parameter continues with which values.
+
+    They have no gradient, state or frozen rows, and the optimizer trains them with equal options.
+    """
     ids = set(map(id, parameters))
     groups = [group for group in optimizer.param_groups if ids & set(map(id, group["params"]))]
-    return len(groups) == 1 and not any(map(optimizer.state.get, parameters))
+    is_plain = all(
+        each.requires_grad
+        and each.grad is None
+        and getattr(each, "frozen", None) is None
+        and not optimizer.state.get(each)
+        for each in parameters
+    )
+    return len(groups) == 1 and is_plain
 
 
 def _check_support(parameters: list[nn.Parameter]) -> None:
@@ -175,17 +182,24 @@ def _continues(old: Tensor, new: Tensor) -> bool:
 
 
 def _state_row_count(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
-    """Return the number of rows of a parameter's state, or of the parameter.
+    """Return the number of rows of a parameter's state, or of the parameter if it has no state.
 
-    The result is the number of the parameter's rows if it has no state, or if its state has no row
-    for each of its rows, as in Adafactor.
+    Raises:
+        HotrowError: a state tensor has another shape, and it is unknown whether it contains rows.
     """
-    shapes = {value.shape for value in row_tensors(optimizer, parameter).values()}
-    if len(shapes) == 1:
-        ((count, *sizes),) = shapes
-        if tuple(sizes) == parameter.shape[1:]:
-            return count
-    return len(parameter) if parameter.ndim else 0
+    tensors = row_tensors(optimizer, parameter)
+    shapes = {value.shape for value in tensors.values()} or {parameter.shape}
+    if shapes == {parameter.shape}:
+        return len(parameter) if parameter.ndim else 0
+    ((count, *sizes), *others) = shapes
+    if others or tuple(sizes) != parameter.shape[1:] or not has_rule(optimizer):
+        raise HotrowError(
+            f"the optimizer state {min(tensors)!r} has shape {tuple(tensors[min(tensors)].shape)}, "
+            f"but the parameter has shape {tuple(parameter.shape)}, and reconnect can't tell "
+            "whether the state has a row for each row of the parameter",
+            fix=f"create a new {type(optimizer).__name__} after the change",
+        )
+    return count
 
 
 def _prepare_resized_state(

@@ -181,6 +181,11 @@ def prepare_change(
     return values, complete
 
 
+def has_rule(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether each state tensor of this optimizer is 0-D or has the parameter's shape."""
+    return any(cls in _RULES for cls in type(optimizer).__mro__)
+
+
 def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
     """Return the initial values of an optimizer's state tensors; omitted tensors start at 0."""
     for cls in type(optimizer).__mro__:
