@@ -1353,6 +1353,28 @@ def test_an_error_of_init_on_one_rank_reaches_all_ranks(method):
         assert unchanged
 
 
+def change_rows_with_a_bad_argument(method, count, operation):
+    layer = distribute(hotrow.convert(nn.Embedding(6, 2)), method, count)
+    assert isinstance(layer.weight, Table)
+    before = layer.weight.detach().clone()
+    is_bad = dist.get_rank() == 1
+    if operation == "take":
+        error = error_text(vocabulary.take, layer, [0, 9] if is_bad else [0, 1])
+    else:
+        error = error_text(vocabulary.resize, layer, 8.5 if is_bad else 8)
+    return error, torch.equal(layer.weight.detach(), before)
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize(("operation", "text"), [("take", "ids[1] is 9"), ("resize", "rows = 8.5")])
+def test_a_bad_argument_on_one_rank_raises_on_all_ranks(method, operation, text):
+    run = change_rows_with_a_bad_argument
+    for error, unchanged in rank_processes(2).run(run, method, 2, operation):
+        assert error is not None
+        assert text in error
+        assert unchanged
+
+
 def change_keys(method, count, operation, keys_of_ranks):
     """Create a vocabulary, or admit, evict or load keys, which may differ between the ranks."""
     keys = keys_of_ranks[dist.get_rank()]

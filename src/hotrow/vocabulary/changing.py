@@ -144,6 +144,15 @@ def agree_on_rows(
         failure = None  # drop the error, whose traceback refers to the weight
 
 
+@contextmanager
+def raising_on_all_ranks(weight: nn.Parameter) -> Iterator[None]:
+    """Raise an error of the `with` block on all ranks that wait for the change of this weight."""
+    try:
+        yield
+    except HotrowError as error:
+        agree_on_rows(weight, "change the rows", None, error)
+
+
 def agree_on_keys(weight: nn.Parameter, keys: str) -> None:
     """Raise an error on every rank unless the description of the keys is the same on all ranks."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.ids import as_ids, check_count
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import Init, change_rows
+from hotrow.vocabulary.changing import Init, change_rows, raising_on_all_ranks
 from hotrow.vocabulary.layers import find_layers
 from hotrow.vocabulary.states import unwrap
 
@@ -88,8 +88,9 @@ def resize(
     >>> optimizer.state[layer.weight]["exp_avg"].shape
     torch.Size([6, 5])
     """
-    rows = check_count("rows", rows)
     layers = find_layers(layer, model)
+    with raising_on_all_ranks(layers.weight):
+        rows = check_count("rows", rows)
     with change_rows([(layers, RowChange(layers.row_count, rows))], unwrap(optimizer), init):
         pass
     return layer
@@ -127,7 +128,7 @@ def take(
 
     Raises:
         HotrowError: before anything changes, if an id is out of range or repeated, and in the same
-            cases as `resize`.
+            cases as `resize`. For a sharded or replicated table, every rank raises the error.
 
     Cost: copies the rows of the weight and of its state once. Rows are not settled. For a table on
     disk, the copy stays in memory until the next save.
@@ -140,7 +141,8 @@ def take(
     tensor([3., 1.])
     """
     layers = find_layers(layer, model)
-    sources = _check_sources(ids, layers.row_count)
+    with raising_on_all_ranks(layers.weight):
+        sources = _check_sources(ids, layers.row_count)
     change = RowChange(layers.row_count, len(sources), sources)
     with change_rows([(layers, change)], unwrap(optimizer), init):
         pass
