@@ -270,17 +270,19 @@ class RowGradient(Tensor):
         may_alias = is_collective or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )
-        name = func.__name__.split(".")[0].strip("_")
-        combines_ranks = is_collective and ("reduce" in name or "broadcast" in name)
+        combines_ranks = is_collective and any(
+            each in func.__name__ for each in ("reduce", "broadcast")
+        )
         written: list[tuple[Tensor, RowGradient]] = []
 
         def dense(value: Any) -> Any:
             if not isinstance(value, cls):
                 return value
             if combines_ranks and value.row_storage.shards is not None:
+                name = func.__name__.split(".")[0].strip("_")
                 raise HotrowError(
                     f"{name} would combine different rows of a sharded table's gradient, because "
-                    "each rank has the gradient of its own rows",
+                    "each rank has the gradient of other rows",
                     fix="leave the gradients of sharded tables out; they are averaged already",
                 )
             if not may_alias:

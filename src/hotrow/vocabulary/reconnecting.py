@@ -15,7 +15,7 @@ from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import agree_on_rows, leave_inference_mode, prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
-from hotrow.vocabulary.states import check_owner, has_rule, prepare_state, row_tensors, unwrap
+from hotrow.vocabulary.states import check_owner, prepare_state, row_tensors, rule_of, unwrap
 
 
 def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
@@ -103,23 +103,19 @@ def _match_new_parameters(
     removed = [each for each in trained if id(each) not in model_ids]
     matches: list[tuple[nn.Parameter, nn.Parameter]] = []
     for old in removed:
-        taken = [id(new) for _, new in matches]
-        found = [each for each in newcomers if _continues(old, each) and id(each) not in taken]
-        rivals = (
-            [each for each in removed[len(matches) :] if _continues(each, found[0])]
-            if found
-            else []
-        )
-        is_clear = len(found) == 1 or (
-            len(found) == len(rivals) and _are_interchangeable(rivals, optimizer)
-        )
-        if not found or not is_clear:
+        found = [each for each in newcomers if _continues(old, each)]
+        if len(found) > 1:
+            rivals = [each for each in removed[len(matches) :] if _continues(each, found[0])]
+            if len(rivals) == len(found) and _are_interchangeable(rivals, optimizer):
+                found = found[:1]
+        if len(found) != 1:
             what = f"{len(found)} new parameters begin" if found else "no new parameter begins"
             raise HotrowError(
                 f"the optimizer trains a {tuple(old.shape)} parameter that is no longer in the "
                 f"model, and {what} with its rows",
                 fix="call reconnect right after each resize, or create a new optimizer",
             )
+        newcomers = [each for each in newcomers if each is not found[0]]
         matches.append((old, found[0]))
     return matches
 
@@ -192,7 +188,7 @@ def _state_row_count(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) 
     if shapes == {parameter.shape}:
         return len(parameter) if parameter.ndim else 0
     ((count, *sizes), *others) = shapes
-    if others or tuple(sizes) != parameter.shape[1:] or not has_rule(optimizer):
+    if others or tuple(sizes) != parameter.shape[1:] or rule_of(optimizer) is None:
         raise HotrowError(
             f"the optimizer state {min(tensors)!r} has shape {tuple(tensors[min(tensors)].shape)}, "
             f"but the parameter has shape {tuple(parameter.shape)}, and reconnect can't tell "

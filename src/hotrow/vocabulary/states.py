@@ -181,14 +181,15 @@ def prepare_change(
     return values, complete
 
 
-def has_rule(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether each state tensor of this optimizer is 0-D or has the parameter's shape."""
-    return any(cls in _RULES for cls in type(optimizer).__mro__)
-
-
 def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
     """Return the initial values of an optimizer's state tensors; omitted tensors start at 0."""
-    for cls in type(optimizer).__mro__:
-        if cls in _RULES:
-            return _RULES[cls].initial_slots(group)
-    return {}
+    rule = rule_of(optimizer)
+    return {} if rule is None else rule.initial_slots(group)
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
+    """Return the rule of an optimizer from `hotrow.optim` or of its torch counterpart, or None.
+
+    With a rule, each state tensor is 0-D or has the parameter's shape.
+    """
+    return next((_RULES[cls] for cls in type(optimizer).__mro__ if cls in _RULES), None)
