@@ -41,6 +41,7 @@ def assert_reopens(store):
         {"betas": (np.float64(0.9), 0.99)},
         {"betas": (torch.tensor(0.9), torch.tensor(0.99)), "foreach": False},
         {"amsgrad": np.bool_(True)},
+        {"lr": 1},
     ],
     ids=str,
 )
@@ -52,6 +53,16 @@ def test_numbers_of_numpy_are_saved(name, options, tmp_path):
     optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), **options)
     for _ in range(3):
         step(store, optimizer)
+    store.save()
+    assert_reopens(store)
+
+
+@pytest.mark.parametrize("value", [10**400, [-(10**400)], 2**900], ids=["10^400", "list", "2^900"])
+def test_a_large_option_of_other_code_does_not_prevent_a_save(value, tmp_path):
+    store = disk.create(tmp_path / "t", ROWS, COLUMNS)
+    optimizer = hotrow.optim.Adam(store.layer.parameters())
+    optimizer.param_groups[0]["seed"] = value
+    step(store, optimizer)
     store.save()
     assert_reopens(store)
 

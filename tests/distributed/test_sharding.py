@@ -25,6 +25,7 @@ import hotrow
 from hotrow import vocabulary
 from hotrow.distributed import look_up, replicate, shard
 from hotrow.table.parameter import Table
+from hotrow.vocabulary import changing
 from tests.support.distributed_training import (
     OPTIMIZERS,
     STEPS,
@@ -446,6 +447,23 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):
         assert error.startswith("rank 1 of 3 could not look up ids in user for training: ")
         assert text in error
         assert goes_on
+
+
+def look_up_sparse_ids(method, count):
+    """Look up ids for which torch raises an error on one rank, then look up other ids."""
+    model = distribute(converted_model(), method, count)
+    ids = torch.tensor([1, 2])
+    bad = ids.to_sparse() if dist.get_rank() == 1 else ids
+    error = error_text(model.user, bad, error_type=Exception)
+    return error, len(model.user(ids))
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_the_errors_of_torch_reach_the_other_ranks(method):
+    for error, count in rank_processes(2).run(look_up_sparse_ids, method, 2):
+        assert error is not None
+        assert "SparseCPU" in error
+        assert count == 2
 
 
 def bad_layers(count):
@@ -892,6 +910,22 @@ def test_adding_the_gradients_of_different_rows_raises():
         assert unchanged
         assert error is not None
         assert "allreduce would combine different rows of a sharded table's gradient" in error
+
+
+def scatter_a_gradient(count):
+    layer = replicate(hotrow.convert(nn.Embedding(6, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    layer(torch.tensor([1])).sum().backward()
+    received, gradient = torch.zeros(6, 3), layer.weight.grad
+    error = error_text(dist.scatter, received, [gradient], error_type=RuntimeError)
+    dist.scatter(received, [gradient.as_dense()])
+    return error, torch.equal(received, gradient.as_dense())
+
+
+def test_a_collective_never_reads_the_memory_that_a_gradient_does_not_have():
+    ((error, is_equal),) = rank_processes(1).run(scatter_a_gradient, 1)
+    assert "Cannot access data pointer" in error
+    assert is_equal
 
 
 def replicate_different_shards(count):
@@ -1342,14 +1376,15 @@ def fail_to_initialize(method, count):
     layer = distribute(hotrow.convert(nn.Embedding(6, 2)), method, count)
     assert isinstance(layer.weight, Table)
     before = layer.weight.detach().clone()
-    error = error_text(functools.partial(vocabulary.resize, layer, 8, init=init))
+    resize = functools.partial(vocabulary.resize, layer, 8, init=init)
+    error = error_text(resize, error_type=ValueError)
     return error, torch.equal(layer.weight.detach(), before)
 
 
 @pytest.mark.parametrize("method", ["shard", "replicate"])
 def test_an_error_of_init_on_one_rank_reaches_all_ranks(method):
     for error, unchanged in rank_processes(2).run(fail_to_initialize, method, 2):
-        assert "init raised ValueError: no values" in error
+        assert "no values" in error
         assert unchanged
 
 
@@ -1358,21 +1393,80 @@ def change_rows_with_a_bad_argument(method, count, operation):
     assert isinstance(layer.weight, Table)
     before = layer.weight.detach().clone()
     is_bad = dist.get_rank() == 1
-    if operation == "take":
-        error = error_text(vocabulary.take, layer, [0, 9] if is_bad else [0, 1])
-    else:
-        error = error_text(vocabulary.resize, layer, 8.5 if is_bad else 8)
-    return error, torch.equal(layer.weight.detach(), before)
+    arguments = {
+        "take": (vocabulary.take, layer, [0, 9] if is_bad else [0, 1]),
+        "take without values": (
+            vocabulary.take,
+            layer,
+            torch.ones(2, dtype=torch.int64, device="meta") if is_bad else [0, 1],
+        ),
+        "resize": (vocabulary.resize, layer, 8.5 if is_bad else 8),
+        "optimizer": (vocabulary.resize, layer, 8, "Adam" if is_bad else None),
+        "freeze": (vocabulary.freeze, layer, [6 if is_bad else 5]),
+    }[operation]
+    error = error_text(*arguments, error_type=Exception)
+    return error, torch.equal(layer.weight.detach(), before), layer.weight.frozen is None
 
 
-@pytest.mark.parametrize("method", ["shard", "replicate"])
-@pytest.mark.parametrize(("operation", "text"), [("take", "ids[1] is 9"), ("resize", "rows = 8.5")])
-def test_a_bad_argument_on_one_rank_raises_on_all_ranks(method, operation, text):
+@pytest.mark.parametrize(
+    ("operation", "text", "method"),
+    [
+        ("take", "ids[1] is 9", "shard"),
+        ("take", "ids[1] is 9", "replicate"),
+        ("take without values", "meta", "replicate"),
+        ("resize", "rows = 8.5", "shard"),
+        ("resize", "rows = 8.5", "replicate"),
+        ("optimizer", "optimizer is a str", "shard"),
+        ("freeze", "[0] = 6", "replicate"),
+    ],
+)
+def test_a_bad_argument_on_one_rank_raises_on_all_ranks(operation, text, method):
     run = change_rows_with_a_bad_argument
-    for error, unchanged in rank_processes(2).run(run, method, 2, operation):
+    for error, *unchanged in rank_processes(2).run(run, method, 2, operation):
         assert error is not None
         assert text in error
-        assert unchanged
+        assert all(unchanged)
+
+
+def change_rows_without_memory(method, count, place, when):
+    """Resize two embeddings and admit a key, while one rank has too little memory."""
+    layers = nn.ModuleList([hotrow.convert(nn.Embedding(6, 2), min_entries=0) for _ in range(2)])
+    for layer in layers:
+        if method == "both":
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+            replicate(shard(layer, mesh["shards"]), mesh["replicas"])
+        else:
+            distribute(layer, method, count)
+        assert isinstance(layer.weight, Table)
+    words = vocabulary.Vocabulary(list(layers), keys=range(6), key_type=int)
+
+    original = getattr(changing, place)
+
+    def fail(*arguments):
+        if when == "after":
+            original(*arguments)
+        raise RuntimeError("out of memory")
+
+    with patch.object(changing, place, fail if dist.get_rank() == 1 else original):
+        error = error_text(words.admit, [6, 7], error_type=Exception)
+    sizes = [len(words), *(layer.num_embeddings for layer in layers)]
+    ids = words.admit([6, 7])
+    return error, sizes, ids.tolist(), [layer(ids).shape[0] for layer in layers]
+
+
+@pytest.mark.parametrize(("method", "rank_count"), [("shard", 2), ("replicate", 2), ("both", 4)])
+@pytest.mark.parametrize(
+    ("place", "when"),
+    [("_added_rows", "before"), ("prepare_parameters", "before"), ("prepare_parameters", "after")],
+)
+def test_a_change_that_fails_on_one_rank_changes_no_rows(method, rank_count, place, when):
+    arguments = change_rows_without_memory, method, rank_count, place, when
+    for error, sizes, ids, counts in rank_processes(rank_count).run(*arguments):
+        assert error is not None
+        assert "out of memory" in error
+        assert sizes == [6, 6, 6]
+        assert ids == [6, 7]
+        assert counts == [2, 2]
 
 
 def change_keys(method, count, operation, keys_of_ranks):

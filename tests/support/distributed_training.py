@@ -141,11 +141,11 @@ def train_with_ddp(method, count):
     return state_values(model, optimizer)
 
 
-def error_text(function, *arguments):
+def error_text(function, *arguments, error_type=HotrowError):
     """Return the message of the error that `function(*arguments)` raises."""
     try:
         function(*arguments)
-    except HotrowError as error:
+    except error_type as error:
         return str(error)
     return None
 

@@ -142,47 +142,61 @@ def test_a_missing_parameter_is_an_error_before_any_change():
         vocabulary.reconnect(model, None)
 
 
-def test_equal_parameters_are_connected_to_different_new_ones():
-    model = nn.ModuleList([nn.Embedding(4, 2, _weight=torch.zeros(4, 2)) for _ in range(3)])
-    old = [layer.weight for layer in model]
-    optimizer = torch.optim.AdamW(model.parameters())
-    for i in (1, 2):  # the first layer stays
-        model[i] = nn.Embedding(6, 2, _weight=torch.zeros(6, 2))
-        model[i].scale = nn.Parameter(torch.tensor(0.0))
-        model[i].exact = nn.Parameter(torch.zeros(6, 2, dtype=torch.float64))
-        model[i].wide = nn.Parameter(torch.zeros(6, 3))
-        model[i].weight = model[i]._parameters.pop("weight")  # comes last
-    assert vocabulary.reconnect(model, optimizer) == ["1.weight", "2.weight"]
-    for layer, weight in zip(model, old, strict=True):
-        assert layer.weight is weight
-    assert [len(weight) for weight in old] == [4, 6, 6]
-
-
-@pytest.mark.parametrize("cause", ["groups", "state", "gradient", "frozen rows", "another layer"])
-def test_equal_parameters_are_an_error_if_the_choice_matters(cause):
+@pytest.mark.parametrize("cause", ["equal weights", "another equal layer", "a frozen copy"])
+def test_an_unclear_choice_is_an_error(cause):
     model = nn.ModuleList([nn.Embedding(4, 2, _weight=torch.zeros(4, 2)) for _ in range(2)])
+    if cause == "a frozen copy":
+        model[1].requires_grad_(False)
     hotrow.convert(model, min_entries=0)
-    tables = [layer.weight for layer in model]
-    assert all(isinstance(table, Table) for table in tables)
-    groups = [{"params": [table], "lr": i / 10} for i, table in enumerate(tables)]
-    lr = 0.0 if cause == "state" else 0.1
-    optimizer = hotrow.optim.Adam(groups if cause == "groups" else tables, lr=lr)
-    if cause == "state":
-        model[0](torch.tensor([1])).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if cause == "gradient":
-        model[0](torch.tensor([1])).sum().backward()
-    if cause == "frozen rows":
-        vocabulary.freeze(model[0], [1])
-    for i in (1,) if cause == "another layer" else (0, 1):
-        model[i] = nn.Embedding(6, 2, _weight=torch.zeros(6, 2))
-    if cause == "another layer":
+    assert all(isinstance(layer.weight, Table) for layer in model)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = hotrow.optim.Adam(trained, lr=0.1)
+    model[0] = nn.Embedding(6, 2, _weight=torch.full((6, 2), float(cause == "a frozen copy")))
+    if cause == "equal weights":
+        model[1] = nn.Embedding(6, 2, _weight=torch.zeros(6, 2))
+    if cause == "another equal layer":
         model.append(nn.Embedding(9, 2, _weight=torch.zeros(9, 2)))
     new = [layer.weight for layer in model]
-    with pytest.raises(HotrowError, match="2 new parameters begin with its rows"):
+    text = "no new parameter" if cause == "a frozen copy" else "2 new parameters"
+    with pytest.raises(HotrowError, match=f"{text} with the same requires_grad can continue"):
         vocabulary.reconnect(model, optimizer)
     assert all(layer.weight is weight for layer, weight in zip(model, new, strict=True))
+
+
+def test_a_gradient_of_a_new_parameter_is_an_error():
+    model = nn.Sequential(nn.Embedding(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    larger = torch.cat([model[0].weight.detach(), torch.zeros(2, 2)])
+    model[0] = nn.Embedding.from_pretrained(larger, freeze=False)
+    model(torch.tensor([1, 5])).sum().backward()
+    with pytest.raises(HotrowError, match=r"the new \(6, 2\) parameter has a gradient"):
+        vocabulary.reconnect(model, optimizer)
+    assert len(optimizer.param_groups[0]["params"][0]) == 4
+
+
+@pytest.mark.parametrize("when", ["before the change", "after the change"])
+@pytest.mark.parametrize("library", [hotrow.optim, torch.optim])
+def test_the_gradient_of_a_parameter_that_has_new_data_is_kept(library, when):
+    layer = nn.Embedding(4, 2)
+    if library is hotrow.optim:
+        hotrow.convert(layer, min_entries=0)
+        assert isinstance(layer.weight, Table)
+    optimizer = library.SGD(layer.parameters(), 0.1, 0.9)
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if when == "before the change":
+        layer(torch.tensor([3, 0])).sum().backward()
+    layer.weight.data = torch.zeros(6, 2)
+    layer.num_embeddings = 6
+    if when == "after the change":
+        layer(torch.tensor([3, 5])).sum().backward()
+    assert vocabulary.reconnect(layer, optimizer) == ["weight"]
+    optimizer.step()
+    moved = [-0.1, -0.09, 0, -0.1, 0, 0]
+    if when == "after the change":
+        moved = [0, -0.09, 0, -0.1, 0, -0.1]
+    torch.testing.assert_close(layer.weight.detach(), torch.tensor(moved)[:, None].expand(6, 2))
 
 
 class PerColumn(torch.optim.Optimizer):
@@ -244,7 +258,6 @@ def test_a_backward_pass_from_before_new_data_is_an_error():
     loss = layer(torch.tensor([3])).sum()
     layer.weight.data = torch.cat([layer.weight.data, torch.zeros(2, 2)])
     vocabulary.reconnect(layer, optimizer)
-    assert layer.weight.grad is None
     with pytest.raises(HotrowError, match="the rows of the vocabulary changed after"):
         loss.backward()
 

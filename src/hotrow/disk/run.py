@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,11 @@ def _plain_option(value: Any) -> Any:
 def _is_option(value: Any) -> bool:
     """Return whether the value of an option can be saved."""
     values = value if isinstance(value, list) else [value]
-    return all(isinstance(each, bool | int | float | str | None) for each in values)
+    return all(
+        isinstance(each, bool | float | str | None)
+        or (isinstance(each, int) and abs(each) <= sys.float_info.max)
+        for each in values
+    )
 
 
 def _parse_group(group: Any) -> ParamGroup:

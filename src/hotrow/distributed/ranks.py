@@ -42,17 +42,17 @@ class Ranks:
         self.rank: int = dist.get_rank(group)
         self.members = frozenset(dist.get_process_group_ranks(group))
 
-    def all_gather(
-        self, operation: str, value: Any, failure: HotrowError | None = None
-    ) -> list[Any]:
+    def all_gather(self, operation: str, value: Any, failure: Exception | None = None) -> list[Any]:
         """Return the values of all ranks; a value can be any picklable object.
 
         Raises:
-            HotrowError: on every rank, if any rank passed `failure`.
+            HotrowError: on every other rank, if any rank passed `failure`.
+            Exception: `failure`, if this rank passed it.
         """
         problem = None
         if failure is not None:
-            problem = f"rank {self.rank} of {self.count} could not {operation}: {failure}"
+            kind = "" if isinstance(failure, HotrowError) else f"{type(failure).__name__}: "
+            problem = f"rank {self.rank} of {self.count} could not {operation}: {kind}{failure}"
         answers: list[Any] = [None] * self.count
         dist.all_gather_object(answers, (value, problem), group=self.group)
         problems = [problem for _, problem in answers if problem is not None]
@@ -61,17 +61,20 @@ class Ranks:
             with contextlib.suppress(RuntimeError):  # raised if another rank has already exited
                 dist.barrier(group=self.group)
             error = failure or HotrowError(problems[0])
-            error.on_all_ranks = True
+            if isinstance(error, HotrowError):
+                error.on_all_ranks = True
             raise error
         return [value for value, _ in answers]
 
     def agree_on_rows(
-        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+        self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
         """Return the rows of the first rank.
 
         Raises:
-            HotrowError: on every rank, if any rank passed `failure` or the operations differ.
+            HotrowError: on every rank, if the operations differ; on every other rank, if any rank
+                passed `failure`.
+            Exception: `failure`, if this rank passed it.
         """
         self.exchange_counts(operation, [0] * self.count, failure, _SAME_CALL)
         assert rows is not None
@@ -98,7 +101,7 @@ class Ranks:
         self,
         operation: str,
         counts: Sequence[int],
-        failure: HotrowError | None = None,
+        failure: Exception | None = None,
         fix: str = _SAME_MODEL,
     ) -> list[int]:
         """Send `counts[r]` to each rank r, and return the counts that this rank receives.
@@ -106,7 +109,9 @@ class Ranks:
         `fix` is the advice in the error if the operations differ.
 
         Raises:
-            HotrowError: on every rank, if any rank passed `failure` or the operations differ.
+            HotrowError: on every rank, if the operations differ; on every other rank, if any rank
+                passed `failure`.
+            Exception: `failure`, if this rank passed it.
         """
         code = FAILED if failure is not None else zlib.crc32(operation.encode())
         header = torch.tensor([[code, count] for count in counts], device=self.device)
@@ -117,7 +122,7 @@ class Ranks:
             self._raise_failure(operation, failure, fix)
         return list(received_counts)
 
-    def _raise_failure(self, operation: str, failure: HotrowError | None, fix: str) -> NoReturn:
+    def _raise_failure(self, operation: str, failure: Exception | None, fix: str) -> NoReturn:
         """Raise a failed rank's error, or an error that lists the operation of each rank."""
         operations = self.all_gather(operation, operation, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))

@@ -162,7 +162,7 @@ class _Replicas:
         ids, rows = ranks.all_gather_rows(shares, counts)
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
-    def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
+    def prepare_look_up(self, table: Table, failure: Exception | None = None) -> None:
         """Raise an error on every rank unless all ranks look up ids in this table for training.
 
         Also raise an error if other code has written different values to the copies.
@@ -197,7 +197,7 @@ class _Replicas:
         raise error
 
     def agree_on_rows(
-        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+        self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)

@@ -58,7 +58,7 @@ class Shards:
         )
 
     def agree_on_rows(
-        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+        self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
@@ -161,17 +161,27 @@ class ShardedRowChange(RowChange):
     def apply(self, rows: Tensor, added: float | Tensor, *, extend: bool = False) -> Tensor:
         """Return the new rows of this rank, given its old rows and all added rows."""
         ranks, first = self.old.ranks, self.old.local_slice.start
-        sent = []
-        for rank in range(ranks.count):
-            sources = self._sources_of(self.new.slice_of(rank))
-            sent.append(sources[self._owners(sources) == ranks.rank] - first)
         sources = self._sources_of(self.new.local_slice)
-        owners = self._owners(sources)
-        received = [(owners == rank).nonzero()[:, 0] for rank in range(ranks.count)]
-        counts = [[len(each) for each in indices] for indices in (sent, received)]
-        (kept,) = ranks.all_to_all([rows[torch.cat(sent)]], [counts[0]], [counts[1]])
-        result = rows.new_empty((len(sources), *rows.shape[1:]))
-        result[torch.cat(received)] = kept
+        send_counts = [0] * ranks.count
+        failure: Exception | None = None
+        try:
+            sent = []
+            for rank in range(ranks.count):
+                theirs = self._sources_of(self.new.slice_of(rank))
+                sent.append(theirs[self._owners(theirs) == ranks.rank] - first)
+            result = rows.new_empty((len(sources), *rows.shape[1:]))
+            moved, send_counts = rows[torch.cat(sent)], list(map(len, sent))
+        except Exception as error:  # for example, if there is too little memory
+            failure = error
+        operation = f"move rows of {self.old.path}"
+        try:
+            receive_counts = ranks.exchange_counts(operation, send_counts, failure)
+        finally:
+            failure = None  # drop the error, whose traceback refers to the rows
+        (kept,) = ranks.all_to_all([moved], [send_counts], [receive_counts])
+        # The kept rows arrive in the order of their old ranks, and then of their new ids.
+        order = self._owners(sources).sort(stable=True).indices
+        result[order[len(sources) - len(kept) :]] = kept
         new = (sources < 0).nonzero()[:, 0]
         if isinstance(added, Tensor):
             begin = self._added_before(self.new.local_slice.start)
@@ -234,7 +244,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     first = requests[0].shards
     ranks, shards = first.ranks, [request.shards for request in requests]
     operation = _describe_operation(shards, *(request.table for request in requests))
-    failure: HotrowError | None = None
+    failure: Exception | None = None
     distinct_ids: list[tuple[Tensor, Tensor]] = []
     for request in requests:
         check_ddp(request.table, request.shards.path)
@@ -246,7 +256,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
             distinct_ids.append((rows, inverse))
             owners = rows // request.shards.rows_per_rank
             send_counts[i] = owners.bincount(minlength=ranks.count).tolist()
-    except HotrowError as error:
+    except Exception as error:  # also torch's errors, for which the other ranks would wait
         failure = error
     totals = [sum(counts) for counts in zip(*send_counts, strict=True)]
     tables = [request.table for request in requests]
@@ -266,7 +276,7 @@ def _exchange_counts(
     operation: str,
     counts: Sequence[int],
     tables: Sequence[Table],
-    failure: HotrowError | None,
+    failure: Exception | None,
 ) -> list[int]:
     """Run `Ranks.exchange_counts`; also raise its errors on the replicas of these shards.
 
@@ -274,7 +284,7 @@ def _exchange_counts(
     """
     try:
         return ranks.exchange_counts(operation, counts, failure)
-    except HotrowError as error:
+    except Exception as error:
         replicated = [table for table in tables if table.replicas is not None]
         # All ranks of these shards raise this error. If any of these ranks needs a gradient, the
         # replicas wait for an exchange, so raise the error there too.

@@ -126,6 +126,9 @@ class RowGradient(Tensor):
         result: RowGradient = Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=storage.rows.dtype, device=storage.rows.device
         )
+        # Code that bypasses the dispatch, such as torch.distributed.scatter with a list of tensors,
+        # would otherwise read from a null pointer.
+        torch._C._set_throw_on_mutable_data_ptr(result)
         result.row_storage = storage
         return result
 
@@ -325,6 +328,10 @@ class RowGradient(Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         """Store all V rows, and return their storage."""
         return self.store_all_rows().untyped_storage()
+
+    def data_ptr(self) -> int:
+        """Store all V rows, and return their address."""
+        return self.store_all_rows().data_ptr()
 
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""

@@ -74,7 +74,7 @@ class Distribution(Protocol[_Table]):
         """Raise a lookup's error in every process."""
 
     def agree_on_rows(
-        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+        self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
         """Check that all processes run this operation, and return the first process's rows."""
 
@@ -122,7 +122,7 @@ class Shards(Distribution[_Table], Protocol[_Table]):
 class Replicas(Distribution[_Table], Protocol[_Table]):
     """A table that every process stores in full; see `hotrow.distributed.replication`."""
 
-    def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
+    def prepare_look_up(self, table: _Table, failure: Exception | None = None) -> None:
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
     @property

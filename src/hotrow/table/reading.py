@@ -43,10 +43,10 @@ def refuse_make_fx() -> None:
 def check_look_up(input: Tensor, table: Table, rows: int) -> None:
     """Check the ids of a lookup, and check that all replicas make the same lookup."""
     refuse_make_fx()
-    failure = None
+    failure: Exception | None = None
     try:
         check_range(input, rows, "input")
-    except HotrowError as error:
+    except Exception as error:  # also torch's errors, for which the replicas would wait
         failure = error
     try:
         if table.replicas is not None and needs_gradient(table):

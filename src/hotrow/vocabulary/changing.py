@@ -64,10 +64,13 @@ def change_rows(
         ]
         with ExclusiveAccess():
             complete: list[Complete] = []
+            weights = [layers.weight for layers, _ in changes]
             try:
-                for each in prepare:
-                    complete.append(each())
-                yield
+                for weight, each in zip(weights, prepare, strict=True):
+                    with failing_on_all_ranks([weight], "prepare the new rows"):
+                        complete.append(each())
+                with failing_on_all_ranks(weights, "store the new rows"):
+                    yield
             except BaseException:
                 complete.clear()  # the error's traceback would keep the new rows in memory
                 raise
@@ -86,7 +89,8 @@ def _check_change(
 
     That function returns another function, which completes the change.
     """
-    weight, failure, added = layers.weight, None, None
+    weight, added = layers.weight, None
+    failure: Exception | None = None
     try:
         if change.new_count < 1:
             raise HotrowError(
@@ -96,7 +100,7 @@ def _check_change(
         _check_shards(weight)
         _check_rows(layers, change)
         added = _added_rows(layers, change, init)
-    except HotrowError as error:
+    except Exception as error:
         failure = error
     try:
         operation = _describe(change) + keys + _describe_state(weight, optimizer)
@@ -124,17 +128,19 @@ def _check_change(
 
 
 def agree_on_rows(
-    weight: nn.Parameter, operation: str, rows: Tensor | None, failure: HotrowError | None
+    weight: nn.Parameter, operation: str, rows: Tensor | None, failure: Exception | None = None
 ) -> Tensor:
     """Return the added rows of the first rank; raise any rank's error on every rank."""
     try:
         if isinstance(weight, Table):
-            distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
+            distributions: list[Distribution[Table] | None] = [weight.shards, weight.replicas]
+            if isinstance(failure, HotrowError) and failure.on_all_ranks:
+                distributions.remove(weight.shards)  # the ranks raised it while they moved rows
             for distribution in distributions:
                 if distribution is not None:
                     try:
                         rows = distribution.agree_on_rows(operation, rows, failure)
-                    except HotrowError as error:
+                    except Exception as error:
                         failure = error  # raise it on the replicas of these shards too
         if failure is not None:
             raise failure
@@ -145,19 +151,44 @@ def agree_on_rows(
 
 
 @contextmanager
-def raising_on_all_ranks(weight: nn.Parameter) -> Iterator[None]:
-    """Raise an error of the `with` block on all ranks that wait for the change of this weight."""
+def failing_on_all_ranks(
+    weights: Sequence[nn.Parameter], operation: str | None = None
+) -> Iterator[None]:
+    """Raise an error of the `with` block on all ranks that change these weights.
+
+    Arguments:
+        weights: the weights, in the same order on all ranks.
+        operation: wait for the other ranks at the end of the block, and check that they end the
+            same operation. If it is None, the other ranks wait at the start of the change instead.
+    """
+    failure: Exception | None = None
+    raised: Exception | None = None
     try:
-        yield
-    except HotrowError as error:
-        agree_on_rows(weight, "change the rows", None, error)
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        for weight in weights if failure or operation else ():
+            try:
+                agree_on_rows(weight, operation or "change the rows", _no_rows(weight), failure)
+            except Exception as error:
+                raised = raised or error
+                # Raise it on the ranks of the other weights too.
+                failure = failure or HotrowError(str(error))
+        if raised or failure:
+            raise raised or failure  # type: ignore[misc]
+    finally:
+        failure = raised = None  # drop the errors, whose tracebacks refer to the weights
+
+
+def _no_rows(weight: nn.Parameter) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return weight.new_empty(0)
 
 
 def agree_on_keys(weight: nn.Parameter, keys: str) -> None:
     """Raise an error on every rank unless the description of the keys is the same on all ranks."""
-    with torch._C.DisableTorchFunctionSubclass():
-        no_rows = weight.new_empty(0)
-    agree_on_rows(weight, f"keep all rows{keys}", no_rows, None)
+    agree_on_rows(weight, f"keep all rows{keys}", _no_rows(weight))
 
 
 def _check_shards(weight: nn.Parameter) -> None:
@@ -273,13 +304,7 @@ def _added_rows(layers: VocabularyLayers, change: RowChange, init: Init | None) 
         return rows
     with torch.no_grad():
         if init is not None:
-            try:
-                init(rows)
-            except Exception as error:
-                if not (isinstance(weight, Table) and weight.spans_processes):
-                    raise
-                # The other ranks wait for a HotrowError.
-                raise HotrowError(f"init raised {type(error).__name__}: {error}") from error
+            init(rows)
         elif isinstance(layers.layer, Embeddings):
             nn.init.normal_(rows)
         else:
@@ -299,7 +324,7 @@ def _prepare(
     """Compute the new rows of a parameter, and return a function that stores them."""
     gradient = parameter.grad
     if gradient is not None:
-        gradient = _change_gradient(gradient, change, columns)
+        gradient = change_gradient(gradient, change, columns)
     values, complete_state = prepare_change(optimizer, parameter, change, added, columns)
 
     def complete() -> None:
@@ -309,7 +334,7 @@ def _prepare(
     return complete
 
 
-def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tensor:
+def change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tensor:
     """Return a gradient with the changed rows."""
     if not isinstance(gradient, RowGradient):
         return change.apply_to(gradient, 0.0, columns=columns)

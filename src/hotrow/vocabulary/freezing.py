@@ -11,7 +11,8 @@ from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, check_range, digest
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.table.parameter import Table
-from hotrow.vocabulary.layers import check_in_memory, find_layers
+from hotrow.vocabulary.changing import failing_on_all_ranks
+from hotrow.vocabulary.layers import VocabularyLayers, check_in_memory, find_layers
 
 
 def freeze(layer: nn.Module, ids: Any) -> None:
@@ -87,6 +88,16 @@ def unfreeze(layer: nn.Module, ids: Any = None) -> None:
 def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tensor]:
     """Return the table, and the distinct ids in ascending order."""
     layers = find_layers(layer)
+    with failing_on_all_ranks([layers.weight]):
+        table, rows = _check_table_and_ids(layers, ids, operation)
+    if table.replicas is not None:
+        table.replicas.agree_on_rows(f"{operation} {len(rows)} rows (ids {digest(rows)})", rows)
+    return table, rows
+
+
+def _check_table_and_ids(
+    layers: VocabularyLayers, ids: Any, operation: str
+) -> tuple[Table, Tensor]:
     table = layers.weight
     if not isinstance(table, Table):
         raise HotrowError(
@@ -102,7 +113,4 @@ def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tens
         )
     rows = as_ids(ids)
     check_range(rows, layers.row_count)
-    rows = torch.unique(rows.reshape(-1).long()).to(table.device)
-    if table.replicas is not None:
-        table.replicas.agree_on_rows(f"{operation} {len(rows)} rows (ids {digest(rows)})", rows)
-    return table, rows
+    return table, torch.unique(rows.reshape(-1).long()).to(table.device)

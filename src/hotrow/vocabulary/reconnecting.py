@@ -13,7 +13,12 @@ from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.table.autograd import replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import agree_on_rows, leave_inference_mode, prepare_parameters
+from hotrow.vocabulary.changing import (
+    agree_on_rows,
+    change_gradient,
+    leave_inference_mode,
+    prepare_parameters,
+)
 from hotrow.vocabulary.layers import check_in_memory
 from hotrow.vocabulary.states import check_owner, prepare_state, row_tensors, rule_of, unwrap
 
@@ -24,7 +29,8 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     Call this function after code such as Hugging Face's `model.resize_token_embeddings(n)`, which
     gives the model larger or smaller weights but doesn't update the optimizer's state. The result
     is the same as that of `hotrow.vocabulary.resize`: the first rows keep their state, and new rows
-    get the optimizer's initial state.
+    get the optimizer's initial state. Call it right after the change, before the next backward
+    pass.
 
     If the model has new parameter objects, the old parameters get the new values and are put back
     into the model, so that the optimizer and its schedulers still refer to them.
@@ -41,10 +47,10 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
     Raises:
         HotrowError: before anything changes, if a parameter of the optimizer is no longer in
-            the model, and not exactly one new parameter begins with the same rows, or if a state
-            tensor has another shape than its parameter and the optimizer isn't one of those in
-            `hotrow.optim` or their torch counterparts. With replicated tables, every rank raises
-            the error.
+            the model, and not exactly one new parameter begins with the same rows and has the same
+            `requires_grad`; if that new parameter already has a gradient; or if a state tensor has
+            another shape than its parameter and the optimizer isn't one of those in `hotrow.optim`
+            or their torch counterparts. With replicated tables, every rank raises the error.
 
     Cost: compares and copies the parameters that have changed, and their state.
 
@@ -64,7 +70,7 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     matches: list[tuple[nn.Parameter, nn.Parameter]] = []
     failure = None
     try:
-        matches = _match_new_parameters(model, trained, inner)
+        matches = _match_new_parameters(model, trained)
         for old, _ in matches:
             check_owner(inner, old)
         _check_support([*trained, *(new for _, new in matches)])
@@ -95,7 +101,7 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
 
 def _match_new_parameters(
-    model: nn.Module, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer
+    model: nn.Module, trained: list[nn.Parameter]
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
     """Pair the trained parameters that are no longer in the model with those that replace them."""
     trained_ids, model_ids = (set(map(id, each)) for each in (trained, model.parameters()))
@@ -104,37 +110,23 @@ def _match_new_parameters(
     matches: list[tuple[nn.Parameter, nn.Parameter]] = []
     for old in removed:
         found = [each for each in newcomers if _continues(old, each)]
-        if len(found) > 1:
-            rivals = [each for each in removed[len(matches) :] if _continues(each, found[0])]
-            if len(rivals) == len(found) and _are_interchangeable(rivals, optimizer):
-                found = found[:1]
         if len(found) != 1:
-            what = f"{len(found)} new parameters begin" if found else "no new parameter begins"
+            what = f"{len(found)} new parameters" if found else "no new parameter"
             raise HotrowError(
                 f"the optimizer trains a {tuple(old.shape)} parameter that is no longer in the "
-                f"model, and {what} with its rows",
+                f"model, and {what} with the same requires_grad can continue its rows",
                 fix="call reconnect right after each resize, or create a new optimizer",
             )
-        newcomers = [each for each in newcomers if each is not found[0]]
-        matches.append((old, found[0]))
+        (new,) = found
+        if new.grad is not None:
+            raise HotrowError(
+                f"the new {tuple(new.shape)} parameter has a gradient, but the optimizer does not "
+                "train it yet",
+                fix="call reconnect before backward(), right after the resize",
+            )
+        newcomers = [each for each in newcomers if each is not new]
+        matches.append((old, new))
     return matches
-
-
-def _are_interchangeable(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether it makes no difference which parameter continues with which values.
-
-    They have no gradient, state or frozen rows, and the optimizer trains them with equal options.
-    """
-    ids = set(map(id, parameters))
-    groups = [group for group in optimizer.param_groups if ids & set(map(id, group["params"]))]
-    is_plain = all(
-        each.requires_grad
-        and each.grad is None
-        and getattr(each, "frozen", None) is None
-        and not optimizer.state.get(each)
-        for each in parameters
-    )
-    return len(groups) == 1 and is_plain
 
 
 def _check_support(parameters: list[nn.Parameter]) -> None:
@@ -171,8 +163,9 @@ def _agree_on_added_rows(
 
 
 def _continues(old: Tensor, new: Tensor) -> bool:
-    """Return whether `new` has the same first rows as `old`."""
+    """Return whether `new` has the same first rows as `old`, and may be trained if `old` may."""
     same = old.dtype == new.dtype and old.ndim == new.ndim > 0
+    same = same and old.requires_grad == new.requires_grad
     count = min(len(old), len(new)) if same else 0
     return same and torch.equal(old.detach()[:count].to(new.device), new.detach()[:count])
 
@@ -211,10 +204,13 @@ def _prepare_resized_state(
     shape = torch.Size((old_count, *parameter.shape[1:]))
     change = RowChange(old_count, len(parameter))
     store_state = prepare_state(optimizer, parameter, shape, change, columns=False)
+    gradient = parameter.grad
+    if gradient is not None and len(gradient) == old_count:
+        gradient = change_gradient(gradient, change, columns=False)
 
     def store() -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            replace_data(parameter, parameter.data, None)
+            replace_data(parameter, parameter.data, gradient)
         store_state()
         if isinstance(parameter, Table) and parameter.frozen is not None and not parameter.columns:
             frozen = change.new_ids(parameter.frozen)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.ids import as_ids, check_count
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import Init, change_rows, raising_on_all_ranks
+from hotrow.vocabulary.changing import Init, change_rows, failing_on_all_ranks
 from hotrow.vocabulary.layers import find_layers
 from hotrow.vocabulary.states import unwrap
 
@@ -89,9 +89,10 @@ def resize(
     torch.Size([6, 5])
     """
     layers = find_layers(layer, model)
-    with raising_on_all_ranks(layers.weight):
-        rows = check_count("rows", rows)
-    with change_rows([(layers, RowChange(layers.row_count, rows))], unwrap(optimizer), init):
+    with failing_on_all_ranks([layers.weight]):
+        change = RowChange(layers.row_count, check_count("rows", rows))
+        optimizer = unwrap(optimizer)
+    with change_rows([(layers, change)], optimizer, init):
         pass
     return layer
 
@@ -141,10 +142,11 @@ def take(
     tensor([3., 1.])
     """
     layers = find_layers(layer, model)
-    with raising_on_all_ranks(layers.weight):
+    with failing_on_all_ranks([layers.weight]):
         sources = _check_sources(ids, layers.row_count)
-    change = RowChange(layers.row_count, len(sources), sources)
-    with change_rows([(layers, change)], unwrap(optimizer), init):
+        change = RowChange(layers.row_count, len(sources), sources)
+        optimizer = unwrap(optimizer)
+    with change_rows([(layers, change)], optimizer, init):
         pass
     return change.new_ids(torch.arange(change.old_count))
 
