@@ -330,8 +330,8 @@ class RowGradient(Tensor):
         return self.store_all_rows().untyped_storage()
 
     def data_ptr(self) -> int:
-        """Store all V rows, and return their address."""
-        return self.store_all_rows().data_ptr()
+        """Return 0, because the dense gradient is not in memory."""
+        return 0
 
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""
