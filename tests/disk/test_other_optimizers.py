@@ -16,6 +16,7 @@ from hotrow.disk import journal
 from hotrow.optim import step as step_module
 from hotrow.optim import updater
 from hotrow.table.parameter import Table
+from tests.support.exhaustive import grid
 from tests.support.tolerance import assert_same_bits
 
 ROWS, COLUMNS = 60, 4
@@ -70,7 +71,16 @@ def fail(*arguments):
     raise MemoryError
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(hotrow.optim.__all__, 2)))
+NEXT = dict(itertools.pairwise([*hotrow.optim.__all__, hotrow.optim.__all__[0]]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    grid(
+        itertools.permutations(hotrow.optim.__all__, 2),
+        lambda first, second: second == NEXT[first],
+    ),
+)
 def test_an_optimizer_of_another_class_starts_without_state(first, second, tmp_path):
     weight, _ = save_run(tmp_path / "t", first)
     memory = hotrow.convert(torch.nn.Embedding(ROWS, COLUMNS, _weight=weight), min_entries=0)
@@ -346,8 +356,13 @@ def test_a_class_whose_files_a_completed_save_dropped_gets_new_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", hotrow.optim.__all__)
-@pytest.mark.parametrize("is_closed", [False, True])
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(
+    ("is_closed", "keeps"),
+    grid(
+        itertools.product((False, True), (False, True)),
+        lambda is_closed, keeps: is_closed == keeps,
+    ),
+)
 def test_a_state_that_replaces_the_last_one_is_saved(name, is_closed, keeps, tmp_path):
     with create(tmp_path / "t") as store:
         optimizer = make(name, store.layer)

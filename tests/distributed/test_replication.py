@@ -192,12 +192,15 @@ def read_gradient_on_one_rank(count, name, accumulate):
 
 @pytest.mark.parametrize(
     ("name", "accumulate"),
-    [
-        (name, a)
-        for name in GRADIENT_READS
-        for a in (False, True)
-        if not (a and name in ASSIGNMENTS)
-    ],
+    grid(
+        (
+            (name, accumulate)
+            for name in GRADIENT_READS
+            for accumulate in (False, True)
+            if not (accumulate and name in ASSIGNMENTS)
+        ),
+        lambda name, accumulate: not accumulate,
+    ),
 )
 def test_replicas_keep_the_same_bits_when_one_rank_reads_a_gradient(name, accumulate):
     assert_all_the_same(rank_processes(2).run(read_gradient_on_one_rank, 2, name, accumulate))

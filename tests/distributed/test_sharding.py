@@ -284,8 +284,13 @@ DENSE_GRADIENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("by_scaler", [False, True])
-@pytest.mark.parametrize("name", ["SGD", "RMSprop"])  # RMSprop takes dense steps
+@pytest.mark.parametrize(
+    ("name", "by_scaler"),  # RMSprop takes dense steps
+    grid(
+        itertools.product(("SGD", "RMSprop"), (False, True)),
+        lambda name, by_scaler: by_scaler == (name == "RMSprop"),
+    ),
+)
 @pytest.mark.parametrize("kind", DENSE_GRADIENTS)
 def test_dense_gradients_of_shards_include_all_ranks(kind, name, by_scaler):
     run = rank_processes(2).run

@@ -203,7 +203,9 @@ def test_low_precision_matches_torch_bit_for_bit(name, kwargs, dtype):
 
 
 @pytest.mark.skipif(not matches_torch_rounding, reason="needs torch's AVX2 or AVX-512 kernels")
-@all_configurations
+@pytest.mark.parametrize(
+    ("name", "kwargs"), grid(CONFIGURATIONS, lambda *case: case in RICHEST), ids=label
+)
 def test_bfloat16_in_plain_torch_matches_torch_bit_for_bit(name, kwargs, uncompiled):
     uncompiled()
     assert_low_precision_bits(name, kwargs, torch.bfloat16)
@@ -847,7 +849,7 @@ def test_a_maximum_below_the_second_moment(change, compiled, uncompiled):
         ("NAdam", {"lr": 0.1, "eps": 1e-39}),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=exhaustive)])
 def test_idle_rows_with_extreme_options(name, options, dtype):
     found = []
     for library in (optim, torch.optim):
@@ -878,8 +880,13 @@ def test_a_row_with_infinite_values_or_factors(name, options, weight, dtype, com
 
 @pytest.mark.parametrize(("name", "options", "slot", "value"), BROKEN_STATES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=exhaustive)])
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("weight", [None, math.nan])
+@pytest.mark.parametrize(
+    ("compiled", "weight"),
+    grid(
+        itertools.product((True, False), (None, math.nan)),
+        lambda compiled, weight: compiled == (weight is None),
+    ),
+)
 def test_idle_rows_with_a_broken_state(
     name, options, slot, value, dtype, compiled, weight, uncompiled
 ):
