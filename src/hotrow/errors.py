@@ -26,5 +26,15 @@ class HotrowError(ValueError):
         self.fix = fix
 
 
+def mark_on_all_ranks(error: Exception) -> None:
+    """Record that every process in a group raises this error, or an error with its message."""
+    vars(error)["on_all_ranks"] = True
+
+
+def is_on_all_ranks(error: Exception | None) -> bool:
+    """Return whether `mark_on_all_ranks` was called for the error."""
+    return getattr(error, "on_all_ranks", False)
+
+
 class HotrowIndexError(HotrowError, IndexError):
     """Raised for an id that is out of range. Also an `IndexError`, the type that torch raises."""

@@ -242,7 +242,7 @@ def test_a_save_writes_the_changed_pages_and_frees_them(tmp_path):
     assert mapped.file.written_pages().tolist() == []
     values[0], values[4095] = 1.0, 2.0
     assert mapped.file.written_pages().tolist() == [1, 16]  # page 0 is the header
-    mapped.map_saved()
+    mapped.map_saved(folder)
     assert not values.any()
     emptied = mapped.emptied(2000)  # all pages change, although all values are still zero
     assert emptied.file.written_pages().tolist() == list(range(1, 9))

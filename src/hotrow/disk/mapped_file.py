@@ -207,6 +207,15 @@ class MappedFile:
         self._memory.map(0, self.layout.file_bytes, self._descriptor.number)
         os.posix_fadvise(self._descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
 
+    def reopen(self, folder: Folder) -> None:
+        """Open the file again after a write to its name.
+
+        In an overlay file system, the first write copies a file of a lower layer, such as a file in
+        a container's image. The old descriptor and the old mapping still refer to the lower file.
+        """
+        with folder.open(self.path.name, "rb") as file:
+            os.dup2(file.fileno(), self._descriptor.number, inheritable=False)
+
     def close(self) -> None:
         """Close the file. The memory stays mapped."""
         self._descriptor.close()

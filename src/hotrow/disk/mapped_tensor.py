@@ -340,9 +340,10 @@ class MappedTensor:
             checksum = _checksum(data)
             change = checksum - int(self._checksums[number])
             if change:
-                self._checksums[number] = checksum
-                if self._digest is not None:
-                    self._digest = (self._digest + (2 * number + 1) * change) % _DIGEST_LIMIT
+                digest = self._digest
+                if digest is not None:
+                    digest = (digest + (2 * number + 1) * change) % _DIGEST_LIMIT
+                self._checksums[number], self._digest = checksum, digest
             if number < old_count or data.count(0) < len(data):  # added pages are zeros
                 yield self.layout.file_name, (number + 1) * PAGE, data
         for number in self._sums_file.written_pages().tolist():
@@ -351,8 +352,10 @@ class MappedTensor:
         sums = self.layout.checksums
         yield sums.file_name, 0, sums.header(save, self._digest)
 
-    def map_saved(self) -> None:
+    def map_saved(self, folder: Folder) -> None:
         """Discard the changed pages in memory, so that the next read comes from the files."""
+        for file in (self.file, self._sums_file):
+            file.reopen(folder)
         self._unsaved = _NO_PAGES
         for file in (self.file, self._sums_file):
             file.map_saved()

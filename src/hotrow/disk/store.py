@@ -39,6 +39,7 @@ from hotrow.layers import Embedding
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.lag import RowLag, last_run
 from hotrow.optim.optimizer import RowOptimizer
+from hotrow.table.autograd import leave_inference_mode
 from hotrow.table.parameter import Table, all_tables
 from hotrow.table.row_change import RowChange
 
@@ -163,7 +164,8 @@ class Store:
         try:
             self._folder.lock()
             replay_journal(self._folder)
-            self._load(read_record(self._folder))
+            with leave_inference_mode():  # the table may be trained later
+                self._load(read_record(self._folder))
         except BaseException:
             self._folder.close()
             raise
@@ -362,7 +364,7 @@ class Store:
         )
         self._possible_saves = {record.save}
         for file in files:
-            file.map_saved()
+            file.map_saved(self._folder)
 
     def _check_owner(
         self,

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hotrow.errors import HotrowError
+from hotrow.errors import HotrowError, mark_on_all_ranks
 
 _SAME_MODEL = "run the same model on every rank, with an empty batch on ranks without data"
 _SAME_CALL = "make the same calls with the same arguments on every rank"
@@ -61,8 +61,7 @@ class Ranks:
             with contextlib.suppress(RuntimeError):  # raised if another rank has already exited
                 dist.barrier(group=self.group)
             error = failure or HotrowError(problems[0])
-            if isinstance(error, HotrowError):
-                error.on_all_ranks = True
+            mark_on_all_ranks(error)
             raise error
         return [value for value, _ in answers]
 

@@ -18,6 +18,7 @@ from pickle import UnpicklingError
 from typing import IO, Any
 
 import torch
+from torch.serialization import default_restore_location
 
 from hotrow.errors import HotrowError
 from hotrow.inputs.archive import check_archive
@@ -53,7 +54,8 @@ def load_checkpoint(
         file: the open .pt file.
         name: the name of the file, for error messages.
         mapped_path: the path of the file, if the tensors should be memory-mapped rather than read.
-        device: where to put the tensors, or None to use the devices they were saved from.
+        device: where to put the tensors, or None to use the devices they were saved from, and the
+            CPU in place of those that this machine lacks.
 
     Raises:
         HotrowError: the file is damaged, or contains anything other than tensors, numbers, strings,
@@ -70,7 +72,7 @@ def load_checkpoint(
             try:
                 contents = torch.load(
                     mapped_path or file,
-                    map_location=device,
+                    map_location=_saved_device if device is None else device,
                     weights_only=True,
                     mmap=mapped_path is not None,
                 )
@@ -80,6 +82,14 @@ def load_checkpoint(
                 torch._utils._sparse_tensors_to_validate.clear()
         _check_contents(contents, name, size)
         return contents
+
+
+def _saved_device(storage: Any, location: str) -> Any:
+    """Move a storage to the device it was saved from, or leave it on the CPU."""
+    try:
+        return default_restore_location(storage, location)  # type: ignore[no-untyped-call]
+    except RuntimeError:  # this machine lacks the device
+        return storage
 
 
 @contextmanager

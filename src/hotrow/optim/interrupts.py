@@ -11,6 +11,7 @@ from __future__ import annotations
 # would add 20 us to a step.
 import _signal  # type: ignore[import-not-found]
 import _thread
+import os
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ _set: Any = _signal.signal
 _call_soon: Any = _thread.interrupt_main
 # Only the main thread reads or writes these variables.
 _is_postponing = False
+_latest_context: PostponedSignals | None = None
 # The latest handlers of all signals, and (signal, handler) of those that are Python functions.
 _latest: tuple[list[Any], list[tuple[int, Any]]] = [], []
 
@@ -43,8 +45,9 @@ class PostponedSignals:
     _handlers: list[tuple[int, Any]] = []  # noqa: RUF012 - an empty list that is never changed
 
     def __enter__(self) -> None:
-        global _is_postponing, _latest
-        if _is_postponing or _thread.get_ident() != threading.main_thread().ident:
+        global _is_postponing, _latest, _latest_context
+        thread = _thread.get_ident()
+        if _is_postponing or thread != threading.main_thread().ident:
             return
         handlers = list(map(_get, _SIGNALS))
         known, functions = _latest
@@ -54,12 +57,14 @@ class PostponedSignals:
             _latest = handlers, functions
         if not functions:
             return
+        self.thread = thread
         self._arrived: list[int] = []
         self._handlers = functions
         postpone = self._arrive
         try:
             for number, _ in functions:
                 _set(number, postpone)
+            _latest_context = self
             # Set this last: until then, a handler that has not been replaced yet may run, and its
             # own contexts must work.
             _is_postponing = True
@@ -94,6 +99,18 @@ class PostponedSignals:
                 # After an exception, let Python call the other handlers as soon as it can. No
                 # exception can interrupt this call, because it runs no Python code.
                 deque(map(_call_soon, arrived), 0)
+
+
+def _restore_handlers() -> None:
+    """Restore the handlers in a forked child in which no thread is left to end the context."""
+    context = _latest_context
+    if _is_postponing and context is not None and context.thread != _thread.get_ident():
+        context._arrived.clear()  # the parent handles these signals
+        context._end()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_handlers)
 
 
 def _call_handler(number: int) -> None:

@@ -443,6 +443,8 @@ class RowOptimizer(_Optimizer):
             HotrowError: the rows of the table changed, but not those of this state.
         """
         state = self.state.get(table, {})
+        if isinstance(state, RowState) and state.aliases:
+            state.forget_aliases()
         if isinstance(state, RowState) and state.has_old_rows:
             raise HotrowError(
                 f"the rows of a {tuple(table.shape)} table changed after this "

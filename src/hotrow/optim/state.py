@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol, TypeGuard
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
@@ -32,11 +34,15 @@ class RowState(dict[str, Any]):
 
     A read settles all rows and returns aliases of the tensors. An alias kept by other code shows up
     in the storage's use count. A write closes the lag, so that the next step starts from the new
-    values. The lag itself calls `dict`'s methods directly, which neither settle rows nor close the
-    lag.
+    values. So does an assignment to the `data` of an alias, which `adopt_data` notices before the
+    next read, step or save. The lag itself calls `dict`'s methods directly, which neither settle
+    rows nor close the lag.
     """
 
     _lag: weakref.ref[StateLag] | None = None  # weak, because the table owns the lag
+    # The name, the alias and the address of its storage, for aliases that were read since the last
+    # step and that other code may still use.
+    aliases: tuple[tuple[str, Tensor, int], ...] = ()
     is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
 
     @property
@@ -53,7 +59,28 @@ class RowState(dict[str, Any]):
         """Whether this state has rows that belong to the table before a change of its rows."""
         return self.is_old and any(map(_has_rows, dict.values(self)))
 
+    def adopt_data(self) -> None:
+        """Store what other code has assigned to the `data` of the tensors that it has read."""
+        aliases, self.aliases = self.aliases, ()
+        changed, kept = [], []
+        for each in aliases:
+            if _storage_address(each[1]) != each[2]:
+                changed.append(each)
+            elif sys.getrefcount(each[1]) > 2:  # other than the tuple and this call
+                kept.append(each)
+        self.aliases = tuple(kept)
+        for name, alias, _ in changed:
+            if name in self:
+                self[name] = alias
+
+    def forget_aliases(self) -> None:
+        """Adopt the data of the aliases, and drop them; a kept alias would slow down steps."""
+        self.adopt_data()
+        self.aliases = ()
+
     def __getitem__(self, name: str) -> Any:
+        if self.aliases:
+            self.adopt_data()
         lag = self.lag
         if lag is not None:
             lag.raise_pending_error()
@@ -62,9 +89,16 @@ class RowState(dict[str, Any]):
         is_alias = _has_rows(value)
         if lag is not None and is_alias:
             lag.was_written = True  # the caller may write to the alias
-        return trim_storage(value.detach()) if is_alias else value
+        if not is_alias:
+            return value
+        alias = trim_storage(value.detach())
+        if type(alias) is Tensor and alias.layout == torch.strided:
+            self.aliases = (*self.aliases, (name, alias, _storage_address(alias)))
+        return alias
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if self.aliases:
+            self.adopt_data()
         self._close_lag()
         # An alias, so that the use count of the storage shows whether other code keeps the tensor.
         current = dict.get(self, name)
@@ -94,6 +128,10 @@ class RowState(dict[str, Any]):
         lag = self.lag
         if lag is not None:
             lag.close()
+
+
+def _storage_address(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _has_rows(value: Any) -> TypeGuard[Tensor]:

@@ -10,6 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +105,12 @@ def can_require_gradient(tensor: Tensor) -> bool:
     """Return whether `requires_grad_` accepts the tensor."""
     has_dtype = tensor.is_floating_point() or tensor.is_complex()
     return has_dtype and not tensor.is_inference()
+
+
+def leave_inference_mode() -> AbstractContextManager[Any]:
+    """Turn off inference mode, in which new rows would be tensors that can't be trained."""
+    # Outside inference mode, `inference_mode(False)` would turn on gradients.
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:

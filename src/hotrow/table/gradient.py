@@ -290,7 +290,7 @@ class RowGradient(Tensor):
                 )
             if not may_alias:
                 return value.as_dense()
-            written.append((value.row_storage.transpose_if_columns(value.store_all_rows()), value))
+            written.append((value._stored(), value))
             return written[-1][0]
 
         def restore(value: Any) -> Any:  # in-place operations must return the gradient itself
@@ -314,11 +314,18 @@ class RowGradient(Tensor):
         self.row_storage = value.row_storage
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Return the dense gradient as a numpy array."""
-        return self.as_dense().numpy(force=force)
+        """Store all V rows, and return a numpy array that shares their memory."""
+        return self._stored().numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
-        return self.as_dense().__array__(dtype)  # type: ignore[no-untyped-call]
+        return self._stored().__array__(dtype)  # type: ignore[no-untyped-call]
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._stored().__dlpack__(**options)
+
+    def _stored(self) -> Tensor:
+        """Store all V rows, and return a view of them with the gradient's shape."""
+        return self.row_storage.transpose_if_columns(self.store_all_rows())
 
     def share_memory_(self) -> RowGradient:
         """Store all V rows in shared memory."""

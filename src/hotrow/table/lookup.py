@@ -123,10 +123,10 @@ class _Bags(torch.autograd.Function):
     def forward(
         ctx: Any, table: Tensor, ids: Tensor, scales: Tensor | None, columns: bool
     ) -> Tensor:
-        flat = None if scales is None else scales.reshape(-1)
+        flat = None if scales is None else _flatten(scales)
         starts = torch.arange(0, ids.numel(), ids.shape[1], dtype=ids.dtype, device=ids.device)
         sums, *saved = torch.ops.aten._embedding_bag(
-            table, ids.reshape(-1), starts, per_sample_weights=flat
+            table, _flatten(ids), starts, per_sample_weights=flat
         )
         ctx.save_for_backward(ids, scales, starts, *saved)
         ctx.count, ctx.columns = len(table), columns
@@ -138,8 +138,8 @@ class _Bags(torch.autograd.Function):
         ids, scales, *saved = ctx.saved_tensors
         if not (torch.is_grad_enabled() or _can_select(gradient, ids)):
             dense: Tensor = torch.ops.aten._embedding_bag_backward(
-                gradient, ids.reshape(-1), *saved, ctx.count, False, 0, False,
-                None if scales is None else scales.reshape(-1),
+                gradient, _flatten(ids), *saved, ctx.count, False, 0, False,
+                None if scales is None else _flatten(scales),
             )  # fmt: skip
             return dense, None, None, None
         rows = gradient.unsqueeze(1).expand(*ids.shape, -1)
@@ -151,6 +151,11 @@ class _Bags(torch.autograd.Function):
         # Use int64 ids, because index_add_ is slow for int32.
         total = index_add(ids.reshape(-1).long(), rows, axis, tuple(sizes))
         return total.t() if ctx.columns else total, None, None, None
+
+
+def _flatten(tensor: Tensor) -> Tensor:
+    """Return a contiguous 1-D tensor; torch's kernels read other strides as contiguous memory."""
+    return tensor.reshape(-1).contiguous()
 
 
 def _can_select(weight: Tensor, ids: Tensor) -> bool:

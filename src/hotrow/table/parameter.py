@@ -263,9 +263,9 @@ class Table(nn.Parameter):
             table.settle()
             if func in (_SET_DATA, _GET_DATA):
                 table.equal_version = None  # `table.data` has its own version
-            if func == _SET_DATA:
                 if table.shards is not None:
                     table.shards.refuse_averaging()
+            if func == _SET_DATA:
                 table.close_lag()  # the next step starts from the new storage
                 args = table, untrimmed(stored_values(args[1]), table.raw_data)
         with torch._C.DisableTorchFunctionSubclass():

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from hotrow.errors import HotrowError
+from hotrow.errors import HotrowError, is_on_all_ranks
 from hotrow.ids import digest
 from hotrow.layers import OneHotLinear
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
 from hotrow.optim.optimizer import mark_old_states
-from hotrow.table.autograd import replace_data
+from hotrow.table.autograd import leave_inference_mode, replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from hotrow.table.protocols import Distribution
@@ -27,12 +26,6 @@ from hotrow.vocabulary.states import check_owner, prepare_change, row_tensors
 
 Init = Callable[[Tensor], object] | Tensor
 Complete = Callable[[], None]
-
-
-def leave_inference_mode() -> AbstractContextManager[Any]:
-    """Turn off inference mode, in which new rows would be tensors that can't be trained."""
-    # Outside inference mode, `inference_mode(False)` would turn on gradients.
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 @contextmanager
@@ -57,19 +50,24 @@ def change_rows(
     Raises:
         HotrowError: one of the layers can't change.
     """
+    weights = [layers.weight for layers, _ in changes]
+    distributed = [weight for weight in weights if spans_processes(weight)]
     with leave_inference_mode(), PostponedSignals():
         # Without the lock, because `init` is the caller's function.
-        prepare = [
-            _check_change(layers, change, optimizer, init, keys) for layers, change in changes
-        ]
+        prepare = []
+        for layers, change in changes:
+            # The ranks of another weight know if the change of a plain weight fails.
+            shared = layers.weight if spans_processes(layers.weight) else (*distributed, None)[0]
+            check = _check_change(layers, change, optimizer, init, keys, shared or layers.weight)
+            prepare.append((shared, check))
         with ExclusiveAccess():
             complete: list[Complete] = []
-            weights = [layers.weight for layers, _ in changes]
             try:
-                for weight, each in zip(weights, prepare, strict=True):
-                    with failing_on_all_ranks([weight], "prepare the new rows"):
+                for shared, each in prepare:
+                    voters = [] if shared is None else [shared]
+                    with failing_on_all_ranks(voters, "prepare the new rows"):
                         complete.append(each())
-                with failing_on_all_ranks(weights, "store the new rows"):
+                with failing_on_all_ranks(distributed, "store the new rows"):
                     yield
             except BaseException:
                 complete.clear()  # the error's traceback would keep the new rows in memory
@@ -84,10 +82,12 @@ def _check_change(
     optimizer: torch.optim.Optimizer | None,
     init: Init | None,
     keys: str,
+    shared: nn.Parameter,
 ) -> Callable[[], Complete]:
     """Check a change on all ranks, and return a function that prepares the change.
 
-    That function returns another function, which completes the change.
+    That function returns another function, which completes the change. The ranks of `shared` agree
+    on the new rows.
     """
     weight, added = layers.weight, None
     failure: Exception | None = None
@@ -104,7 +104,7 @@ def _check_change(
         failure = error
     try:
         operation = _describe(change) + keys + _describe_state(weight, optimizer)
-        new_rows = agree_on_rows(weight, operation, added, failure)
+        new_rows = agree_on_rows(shared, operation, added, failure)
     finally:
         failure = None  # drop the error, whose traceback refers to the weight
     shards = weight.shards if isinstance(weight, Table) else None
@@ -134,8 +134,8 @@ def agree_on_rows(
     try:
         if isinstance(weight, Table):
             distributions: list[Distribution[Table] | None] = [weight.shards, weight.replicas]
-            if isinstance(failure, HotrowError) and failure.on_all_ranks:
-                distributions.remove(weight.shards)  # the ranks raised it while they moved rows
+            if is_on_all_ranks(failure):  # they raised it while they moved rows between shards
+                distributions.remove(weight.shards)
             for distribution in distributions:
                 if distribution is not None:
                     try:
@@ -173,12 +173,16 @@ def failing_on_all_ranks(
                 agree_on_rows(weight, operation or "change the rows", _no_rows(weight), failure)
             except Exception as error:
                 raised = raised or error
-                # Raise it on the ranks of the other weights too.
-                failure = failure or HotrowError(str(error))
+                failure = HotrowError(str(error))  # raise it on the ranks of the other weights too
         if raised or failure:
             raise raised or failure  # type: ignore[misc]
     finally:
         failure = raised = None  # drop the errors, whose tracebacks refer to the weights
+
+
+def spans_processes(weight: nn.Parameter) -> bool:
+    """Return whether the weight is sharded or replicated."""
+    return isinstance(weight, Table) and weight.spans_processes
 
 
 def _no_rows(weight: nn.Parameter) -> Tensor:

@@ -16,9 +16,14 @@ from torch import Tensor, nn
 from hotrow.errors import HotrowError
 from hotrow.ids import check_count
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import Init, agree_on_keys, change_rows
+from hotrow.vocabulary.changing import (
+    Init,
+    agree_on_keys,
+    change_rows,
+    failing_on_all_ranks,
+    spans_processes,
+)
 from hotrow.vocabulary.counts import Order, RowCounts
 from hotrow.vocabulary.key_file import read_keys, write_keys
 from hotrow.vocabulary.key_state import Contents, from_state, to_state
@@ -107,11 +112,21 @@ class Vocabulary:
     ) -> None:
         self.layers = [layer] if isinstance(layer, nn.Module) else list(layer)
         self.optimizer, self._init = optimizer, init
-        self.unknown, self.admit_after = unknown, check_count("admit_after", admit_after)
-        first_row = check_policy(unknown, unknown_rows, admit_after)
-        if key_type not in (str, int):
-            raise HotrowError(f"key_type is {key_type!r}, but it must be str or int")
-        self.key_type = key_type
+        self.unknown, self.admit_after, self.key_type = unknown, admit_after, key_type
+        self._keys: KeyMap
+        self._pending: Counter[Any] = Counter()
+        with self._failing_on_all_ranks():
+            self._set_keys(keys, unknown_rows)
+        for each in self.layers:
+            weight = find_layers(each).weight
+            if spans_processes(weight):
+                agree_on_keys(weight, _describe_keys(self._extend_hash(self._keys)))
+
+    def _set_keys(self, keys: Any, unknown_rows: int | None) -> None:
+        self.admit_after = check_count("admit_after", self.admit_after)
+        first_row = check_policy(self.unknown, unknown_rows, self.admit_after)
+        if self.key_type not in (str, int):
+            raise HotrowError(f"key_type is {self.key_type!r}, but it must be str or int")
         values = self._as_keys(keys)
         repeated = [key for key, count in Counter(_to_list(values)).items() if count > 1]
         if repeated:
@@ -125,13 +140,18 @@ class Vocabulary:
                     "for keys",
                     fix="create a layer with that many rows, or call hotrow.vocabulary.resize",
                 )
-        self._keys: KeyMap = (TextKeys if key_type is str else IntegerKeys)(first_row, values)
+        self._keys = (TextKeys if self.key_type is str else IntegerKeys)(first_row, values)
         self._counts = RowCounts(np.zeros((2, len(self)), np.int64))
-        self._pending: Counter[Any] = Counter()
-        for each in self.layers:
-            weight = find_layers(each).weight
-            if _spans_processes(weight):
-                agree_on_keys(weight, _describe_keys(self._extend_hash(self._keys)))
+
+    @contextmanager
+    def _failing_on_all_ranks(self) -> Iterator[None]:
+        """Raise an error of the `with` block on all ranks that have the layers."""
+        try:
+            yield
+        except Exception:
+            weights = {id(each): each for each in (find_layers(x).weight for x in self.layers)}
+            with failing_on_all_ranks(list(filter(spans_processes, weights.values()))):
+                raise
 
     def __len__(self) -> int:
         """The number of rows, including the rows for unknown keys."""
@@ -193,7 +213,8 @@ class Vocabulary:
                 ranks of a distributed table have different keys, or the layers can't grow; see
                 `resize`.
         """
-        values = self._as_keys(keys)
+        with self._failing_on_all_ranks():
+            values = self._as_keys(keys)
         with PostponedSignals():
             rows = self._keys.find(values)
             positions = np.flatnonzero(rows < 0)
@@ -224,22 +245,10 @@ class Vocabulary:
             HotrowError: before anything changes, if an argument is invalid, more than `rows` rows
                 must stay, or other code has changed the number of rows.
         """
-        if by not in EVICTION:
-            raise HotrowError(f"by is {by!r}, but it must be 'idle' or 'count'")
-        rows = check_count("rows", rows)
         with PostponedSignals():
-            self._check_row_counts()
             old_count = len(self)
-            order = self._eviction_order(by)
-            if old_count - rows > len(order):
-                raise HotrowError(
-                    f"rows is {rows}, but {old_count - len(order)} rows must stay: the rows for "
-                    "unknown keys, padding rows and frozen rows",
-                    fix="keep more rows, or call hotrow.vocabulary.unfreeze",
-                )
-            is_kept = np.ones(old_count, np.bool_)
-            is_kept[order[: max(0, old_count - rows)]] = False
-            kept = np.flatnonzero(is_kept)
+            with self._failing_on_all_ranks():
+                kept = self._kept_rows(rows, by)
             sources = torch.from_numpy(kept)
             if len(kept) < old_count:
                 keys = self._keys.selected(kept[self.unknown_rows :] - self.unknown_rows)
@@ -248,6 +257,23 @@ class Vocabulary:
                     pass
                 self._keys, self._counts = keys, counts
         return RowChange(old_count, len(kept), sources).new_ids(torch.arange(old_count))
+
+    def _kept_rows(self, rows: int, by: Order) -> Rows:
+        """Check the arguments of `evict`, and return the old ids of the remaining rows."""
+        if by not in EVICTION:
+            raise HotrowError(f"by is {by!r}, but it must be 'idle' or 'count'")
+        rows = check_count("rows", rows)
+        self._check_row_counts()
+        order = self._eviction_order(by)
+        if len(self) - rows > len(order):
+            raise HotrowError(
+                f"rows is {rows}, but {len(self) - len(order)} rows must stay: the rows for "
+                "unknown keys, padding rows and frozen rows",
+                fix="keep more rows, or call hotrow.vocabulary.unfreeze",
+            )
+        is_kept = np.ones(len(self), np.bool_)
+        is_kept[order[: max(0, len(self) - rows)]] = False
+        return np.flatnonzero(is_kept)
 
     def next_evicted(self, count: int, by: Order = "idle") -> list[Any]:
         """Return the keys that `evict` would drop first, without dropping them."""
@@ -328,12 +354,20 @@ class Vocabulary:
                 `save`, or is damaged; if the dict is not the result of `state_dict`; if a table on
                 disk has another number of rows; or if the layers can't change; see `resize`.
         """
-        contents = from_state(source) if isinstance(source, Mapping) else read_keys(source)
-        arrays, options = contents
-        keys = arrays["keys"]
         self = cls.__new__(cls)
         self.layers = [layer] if isinstance(layer, nn.Module) else list(layer)
         self.optimizer, self._init = optimizer, init
+        with self._failing_on_all_ranks():
+            self._set_contents(
+                from_state(source) if isinstance(source, Mapping) else read_keys(source)
+            )
+        with self._change_layers(len(self), self._keys):
+            pass
+        return self
+
+    def _set_contents(self, contents: Contents) -> None:
+        arrays, options = contents
+        keys = arrays["keys"]
         self.key_type = str if isinstance(keys, list) else int
         self.unknown, self.admit_after = options["unknown"], options["admit_after"]
         check_policy(self.unknown, options["unknown_rows"], self.admit_after)
@@ -345,9 +379,6 @@ class Vocabulary:
         )
         self._pending = Counter(dict(pending))
         self._check_tables_on_disk()
-        with self._change_layers(len(self), self._keys):
-            pass
-        return self
 
     def _as_keys(self, keys: Any) -> Any:
         """Return a batch of keys as a flat list of strings, or as a flat int64 array."""
@@ -368,10 +399,11 @@ class Vocabulary:
             pending = {key: self._pending[key] + occurrences[key] for key in batch}
             new = [key for key in batch if pending[key] >= self.admit_after]
         if new:
-            self._check_row_counts()
-            row_count = len(self) + len(new)
-            counts = self._counts.grown(row_count)
-            keys = self._as_keys(new)
+            with self._failing_on_all_ranks():
+                self._check_row_counts()
+                row_count = len(self) + len(new)
+                counts = self._counts.grown(row_count)
+                keys = self._as_keys(new)
             with self._change_layers(row_count, self._keys, keys):
                 self._keys.append(keys)
             self._counts = counts
@@ -394,14 +426,16 @@ class Vocabulary:
             new: the new keys.
             sources: see `RowChange`.
         """
-        optimizer, model = unwrap(self.optimizer), nn.ModuleList(self.layers)
-        found = [find_layers(layer, model) for layer in self.layers]
-        for each in found:
-            check_owner(optimizer, each.weight)
+        model = nn.ModuleList(self.layers)
         key_hash, description, changes = None, "", []
-        if any(_spans_processes(each.weight) for each in found):
-            key_hash = self._extend_hash(keys, new)
-            description = _describe_keys(key_hash)
+        with self._failing_on_all_ranks():
+            optimizer = unwrap(self.optimizer)
+            found = [find_layers(layer, model) for layer in self.layers]
+            for each in found:
+                check_owner(optimizer, each.weight)
+            if any(spans_processes(each.weight) for each in found):
+                key_hash = self._extend_hash(keys, new)
+                description = _describe_keys(key_hash)
         for each in {id(each.weight): each for each in found}.values():
             if sources is not None or each.row_count != row_count:
                 changes.append((each, RowChange(each.row_count, row_count, sources)))
@@ -460,10 +494,6 @@ class Vocabulary:
         if self.unknown == "hash":
             hashes = self._keys.hash(self._keys.pick(keys, positions))
             rows[positions] = hashes % self.unknown_rows
-
-
-def _spans_processes(weight: nn.Parameter) -> bool:
-    return isinstance(weight, Table) and weight.spans_processes
 
 
 def _describe_keys(key_hash: Any) -> str:

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.optim.exclusive_access import ExclusiveAccess
-from hotrow.table.autograd import replace_data
+from hotrow.table.autograd import leave_inference_mode, replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import (
     agree_on_rows,
     change_gradient,
-    leave_inference_mode,
     prepare_parameters,
 )
 from hotrow.vocabulary.layers import check_in_memory

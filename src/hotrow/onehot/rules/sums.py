@@ -46,7 +46,9 @@ def add_at_ids(
     else:
         result = dense.expand(out.shape).scatter_add(axis, ids, weights)
     result = with_strides_of(result, out)
-    if not (is_first and sign < 0) or args[1].shape != out.shape or args[1].is_inference():
+    if not (is_first and sign < 0) or args[1].is_inference():
+        return result
+    if not args[1].shape == x.shape == out.shape:
         return result
     if not x.cached_dtype == args[1].dtype == out.dtype:
         return result
