@@ -28,6 +28,7 @@ from hotrow.disk.folder import Folder
 from hotrow.disk.layout import Layout
 from hotrow.disk.mapped_tensor import MappedTensor, write_new
 from hotrow.disk.record import new_name
+from hotrow.inputs import checkpoint
 from hotrow.optim import updater
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
@@ -1149,3 +1150,73 @@ def test_a_damaged_table_does_not_stop_the_save_of_another_table(tmp_path):
     stores[0].save()
     for store in stores:
         store.close()
+
+
+def copy_up(apply):
+    """Return `_Journal.apply` as in an overlay: the first write to a file copies it."""
+
+    def apply_to_copies(journal):
+        for file in journal.folder.path.glob("*.safetensors"):
+            copied = file.with_suffix(".copy")
+            shutil.copy(file, copied)
+            os.replace(copied, file)
+        apply(journal)
+
+    return apply_to_copies
+
+
+@pytest.mark.parametrize("checks_pages", [True, False])
+def test_saves_in_an_overlay_file_system_are_read_again(tmp_path, checks_pages):
+    def step(layer, optimizer, t):
+        optimizer.zero_grad()
+        layer(torch.tensor([t, 5, 2000])).sum().backward()
+        optimizer.step()
+
+    memory = hotrow.convert(torch.nn.Embedding(3000, 8, _weight=torch.zeros(3000, 8)))
+    expected = hotrow.optim.SGD(memory.parameters(), 0.1, 0.9)
+    disk.create(tmp_path / "t", 3000, 8).close()
+    with disk.open(tmp_path / "t", verify=checks_pages) as store:
+        optimizer = hotrow.optim.SGD(store.layer.parameters(), 0.1, 0.9)
+        apply = copy_up(journal._Journal.apply)
+        with (
+            patch.object(journal._Journal, "apply", apply),
+            patch.object(Folder, "is_same", lambda *arguments: True),  # an overlay keeps the inode
+        ):
+            for t in range(4):
+                step(store.layer, optimizer, t)
+                step(memory, expected, t)
+                store.save()
+                ids = torch.tensor([0, 5, 1999, 2000])
+                assert_same_bits(store.layer(ids).detach(), memory(ids).detach())
+        assert_same_bits(store.layer.weight.detach(), memory.weight.detach())
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), memory.weight.detach())
+
+
+def test_rest_of_a_missing_device_is_loaded_to_the_cpu(tmp_path):
+    with (
+        patch.object(torch.serialization, "location_tag", lambda storage: "cuda:3"),
+        patch.object(torch.serialization, "default_restore_location", lambda storage, tag: storage),
+        patch.object(checkpoint, "default_restore_location", lambda storage, tag: storage),
+        create(tmp_path / "t") as store,
+    ):
+        store.save({"head": torch.arange(3.0)})
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.rest["head"], torch.arange(3.0))
+    disk.verify(tmp_path / "t")
+
+
+def test_a_folder_that_is_opened_in_inference_mode_can_be_read_and_trained(tmp_path):
+    with create(tmp_path / "t") as store:
+        optimizer = hotrow.optim.AdamW(store.layer.parameters(), lr=0.1)
+        store.layer(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        store.save()
+        expected = store.layer.weight.detach().clone()
+    with torch.inference_mode():
+        store = disk.open(tmp_path / "t")
+        assert torch.equal(store.layer.weight.norm(), expected.norm())
+    optimizer = hotrow.optim.AdamW(store.layer.parameters(), lr=0.1)
+    store.layer(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    store.close()

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import hotrow
 from hotrow import vocabulary
 from hotrow.distributed import look_up, replicate, shard
+from hotrow.distributed.shards import ShardedRowChange
 from hotrow.table.parameter import Table
 from hotrow.vocabulary import changing
 from tests.support.distributed_training import (
@@ -869,24 +870,24 @@ def test_an_optimizer_of_torch_raises_for_shards(method, name, is_frozen, advice
                 assert f"use {advice} for the sharded tables" in error
 
 
-def average_models(count, is_frozen):
+def average_models(count, is_frozen, rows):
     """Average the parameters of all ranks; torch skips parameters without a gradient."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-    model = hotrow.convert(nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 1)))
+    model = hotrow.convert(nn.Sequential(nn.Embedding(rows, 3), nn.Linear(3, 1)))
     shard(model, mesh_of_all(count))
     table = model[0].weight.requires_grad_(not is_frozen)
     assert isinstance(table, Table)
     before = table.detach().clone()
-    model(torch.arange(10)).sum().backward()
+    model(torch.arange(rows)).sum().backward()
     averager = PeriodicModelAverager(period=2, warmup_steps=0)
     error = error_text(averager.average_parameters, model.parameters())
     return error, torch.equal(table.detach(), before)
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_averaging_the_rows_of_different_ranks_raises(is_frozen):
-    for error, unchanged in rank_processes(2).run(average_models, 2, is_frozen):
+@pytest.mark.parametrize(("is_frozen", "rows"), [(False, 10), (False, 11), (True, 10)])
+def test_averaging_the_rows_of_different_ranks_raises(is_frozen, rows):
+    for error, unchanged in rank_processes(2).run(average_models, 2, is_frozen, rows):
         assert unchanged
         if is_frozen:
             assert error is None
@@ -1472,6 +1473,76 @@ def test_a_change_that_fails_on_one_rank_changes_no_rows(method, rank_count, pla
         assert sizes == [6, 6, 6]
         assert ids == [6, 7]
         assert counts == [2, 2]
+
+
+def fail_in_a_move(method, count):
+    """Let the allocation of the new rows fail on one rank, then change the rows of all ranks."""
+    layer = distribute(hotrow.convert(nn.Embedding(6, 2), min_entries=0), method, count)
+    assert isinstance(layer.weight, Table)
+
+    def fail(*arguments):
+        raise MemoryError("out of memory")
+
+    place = patch.object(ShardedRowChange, "_owners", fail)
+    with place if dist.get_rank() else contextlib.nullcontext():
+        error = error_text(vocabulary.take, layer, [5, 0, -1], error_type=Exception)
+    before = layer.num_embeddings, len(layer(torch.tensor([5])))
+    vocabulary.take(layer, [5, 0, -1])
+    return error, before, layer.num_embeddings
+
+
+def test_too_little_memory_for_moved_rows_on_one_rank_raises_on_all_ranks():
+    for error, before, count in rank_processes(2).run(fail_in_a_move, "shard", 2):
+        assert error is not None
+        assert "out of memory" in error
+        assert before == (6, 1)
+        assert count == 3
+
+
+def fail_in_a_vocabulary(method, count, operation, order):
+    """Make one rank fail in a vocabulary of a distributed table and a plain layer."""
+    layers = [hotrow.convert(nn.Embedding(6, 2), min_entries=0), nn.Embedding(6, 1)][::order]
+    distribute(nn.ModuleList(layers), method, count)
+    assert sum(isinstance(layer.weight, Table) for layer in layers) == 1
+    is_bad = dist.get_rank() == 1
+
+    def init(rows):
+        if is_bad and rows.shape[1] == 1:
+            raise OSError("no file")
+
+    words = vocabulary.Vocabulary(layers, keys=range(6), key_type=int, init=init)
+    state = words.state_dict()
+    arguments = {
+        "init": (words.admit, [6]),
+        "admit": (words.admit, [None if is_bad else 6]),
+        "evict": (words.evict, 2.5 if is_bad else 5),
+        "load": (vocabulary.Vocabulary.load, {} if is_bad else state, layers),
+        "create": (vocabulary.Vocabulary, layers, None, [0] * 6 if is_bad else list("abcdef")),
+    }[operation]
+    error = error_text(*arguments, error_type=Exception)
+    is_bad = False
+    return error, len(words), words.admit([6]).tolist()
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize(
+    ("operation", "order", "text"),
+    [
+        ("init", 1, "no file"),
+        ("init", -1, "no file"),
+        ("admit", 1, "array of object"),
+        ("evict", 1, "rows = 2.5"),
+        ("load", 1, "state_dict"),
+        ("create", 1, "keys[0] is 0"),
+    ],
+)
+def test_an_error_of_a_vocabulary_on_one_rank_reaches_all_ranks(method, operation, order, text):
+    run = fail_in_a_vocabulary
+    for error, count, ids in rank_processes(2).run(run, method, 2, operation, order):
+        assert error is not None
+        assert text in error
+        assert count == 6
+        assert ids == [6]
 
 
 def change_keys(method, count, operation, keys_of_ranks):

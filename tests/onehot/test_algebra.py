@@ -450,6 +450,9 @@ STRAIGHT_THROUGH = """
     (x - t.q).detach() + t.q.clone()
     (x - t.q.detach()).square() + t.q
     (x.mT - t.q.mT.detach() + t.q.mT) * 2
+    x[:1] - t.q.detach() + t.q
+    t.q + (x[:, :1] - t.q).detach()
+    ((x[0] - t.q.detach() + t.q) @ t.w).sum(0)
 """
 
 
@@ -508,6 +511,31 @@ def test_straight_through_has_a_tangent():
             p = forward_ad.make_dual(Leaves().q / 4, Leaves().e.expand(2, 3, 5))
             tangents.append(forward_ad.unpack_dual(to_dense(x - p.detach() + p)).tangent)
     assert torch.equal(tangents[1], tangents[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "bag",
+    [
+        lambda x: x[:, ::2].sum(1),
+        lambda x: x[..., 0, :].sum(1),
+        lambda x: x.unbind(1)[1].sum(1),
+        lambda x: x[::2].flatten(1, 2).mean(1),
+        lambda x: x[:1].expand(4, -1, -1, -1).sum((0, 1)),
+        lambda x: (x.mT.mT[:, 1:] * torch.arange(8.0).reshape(4, 2)[::2, :, None]).sum(1),
+    ],
+)
+@pytest.mark.parametrize("trained", [True, False])
+def test_bags_of_ids_with_any_strides_match_torch(bag, dtype, trained):
+    ids = torch.arange(2 * 3 * 2).reshape(2, 3, 2) * 5 % 11
+    found = []
+    for x in twins(dtype, ids=ids, classes=11):
+        weight = torch.arange(33.0, dtype=dtype).reshape(11, 3).requires_grad_(trained)
+        result = bag(x) @ weight
+        gradient = torch.autograd.grad(result.square().sum(), weight)[0] if trained else result
+        found.append([result.detach(), gradient])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(to_dense(ours), theirs)
 
 
 def test_straight_through_notices_a_negated_view():

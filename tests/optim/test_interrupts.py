@@ -1,10 +1,12 @@
 """A signal handler that raises an error, such as Ctrl-C's, never leaves a step half finished."""
 
 import gc
+import os
 import signal
 import socket
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -322,3 +324,37 @@ def test_other_threads_may_step():
     thread.start()
     thread.join()
     assert errors == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("by_thread", [True, False])
+def test_a_child_that_is_forked_during_a_step_gets_signals(by_thread):
+    codes = []
+
+    def fork():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            return
+        if not by_thread:
+            return  # the context goes on in the child
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            os._exit(7)
+        os._exit(1)
+
+    parent = os.getpid()
+    with PostponedSignals():
+        if by_thread:
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+        else:
+            fork()
+            if os.getpid() != parent:
+                signal.raise_signal(signal.SIGINT)  # is postponed
+                os._exit(7)
+    assert codes == [7]

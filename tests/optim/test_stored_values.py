@@ -128,3 +128,67 @@ def test_a_state_tensor_whose_entries_share_memory_is_refused(make_values, is_on
     optimizer.state[layer.weight]["exp_avg"] = kept.clone(memory_format=torch.contiguous_format)
     step(layer, optimizer, 2)
     assert optimizer.state[layer.weight]["step"] == 2
+
+
+def halve_each(state):
+    for value in state.values():
+        if value.ndim:
+            value.data = value.data * 0.5
+
+
+def halve_all(state):
+    for value in [value for value in state.values() if value.ndim]:
+        value.data = value.data * 0.5
+
+
+def replace_after_other_reads(state):
+    name = next(name for name in state if state[name].ndim)
+    value = state[name]
+    copy.deepcopy(dict(state)), state[name].sum()
+    value.data = value.data + 1
+
+
+def move_each(state):
+    for value in state.values():
+        value.data = value.data.to("cpu")
+
+
+def copy_each(state):
+    for value in state.values():
+        value.data = value.data.clone()
+
+
+@pytest.mark.parametrize(
+    "change", [halve_each, halve_all, replace_after_other_reads, move_each, copy_each]
+)
+@pytest.mark.parametrize(
+    ("name", "options"), [("SGD", {}), ("Adam", {}), ("AdamW", {"amsgrad": True}), ("Adagrad", {})]
+)
+def test_data_that_is_assigned_to_the_state_is_used_as_in_torch(name, options, change):
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = make(library, name, **options)
+        for t in range(9):
+            step(layer, optimizer, t)
+            if t in (2, 5, 6):
+                change(optimizer.state[layer.weight])
+        state = optimizer.state[layer.weight]
+        found.append([layer.weight.detach(), *(state[key] for key in sorted(state))])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_reads_of_the_state_keep_no_tensor():
+    layer, optimizer = make(hotrow)
+    for t in range(3):
+        step(layer, optimizer, t)
+    state = optimizer.state[layer.weight]
+    for _ in range(10):
+        dict(state), list(state.values())
+    assert len(state.aliases) <= 2  # the latest ones
+    step(layer, optimizer, 3)
+    assert state.aliases == ()
+    kept = state["momentum_buffer"]
+    step(layer, optimizer, 4)
+    step(layer, optimizer, 5)
+    assert torch.equal(kept, state["momentum_buffer"])

@@ -269,3 +269,36 @@ def test_a_sum_of_two_gradients_changes_neither(ids):
     for each, expected in zip(gradients, before, strict=True):
         assert type(each) is RowGradient
         assert torch.equal(each.to_dense(), expected)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda gradient: gradient.numpy(),
+        np.asarray,
+        lambda gradient: gradient.cpu().numpy(),
+        lambda gradient: gradient.detach().numpy(),
+        lambda gradient: gradient.data.numpy(force=True),
+        lambda gradient: torch.from_dlpack(gradient).numpy(),
+    ],
+)
+def test_writes_to_the_array_of_a_gradient_change_it(read, columns, small_tables):
+    found = []
+    for library in (torch, hotrow):
+        torch.manual_seed(0)
+        layer = hotrow.OneHotLinear(5, 3, bias=False) if columns else nn.Embedding(5, 3)
+        if library is hotrow and not columns:
+            hotrow.convert(layer, min_entries=0)
+        optimizer = library.optim.SGD(layer.parameters(), 0.1, 0.9)
+        for t in range(3):
+            optimizer.zero_grad()
+            layer(torch.tensor([t, 1])).sum().backward()
+            if t:
+                array = read(layer.weight.grad)
+                array[:] = array * 0.5
+                array[0, 0] = 7
+            optimizer.step()
+        assert isinstance(layer.weight, Table) == (library is hotrow)
+        found.append(layer.weight.detach())
+    torch.testing.assert_close(*found)

@@ -56,15 +56,16 @@ def change_rows(
         # Without the lock, because `init` is the caller's function.
         prepare = []
         for layers, change in changes:
-            # The ranks of another weight know if the change of a plain weight fails.
-            shared = layers.weight if spans_processes(layers.weight) else (*distributed, None)[0]
-            check = _check_change(layers, change, optimizer, init, keys, shared or layers.weight)
-            prepare.append((shared, check))
+            weight = layers.weight
+            # If the change of a plain weight fails, it fails on the ranks of another weight.
+            voters = [weight] if spans_processes(weight) else distributed[:1]
+            shared = (*voters, weight)[0]
+            check = _check_change(layers, change, optimizer, init, keys, shared)
+            prepare.append((voters, check))
         with ExclusiveAccess():
             complete: list[Complete] = []
             try:
-                for shared, each in prepare:
-                    voters = [] if shared is None else [shared]
+                for voters, each in prepare:
                     with failing_on_all_ranks(voters, "prepare the new rows"):
                         complete.append(each())
                 with failing_on_all_ranks(distributed, "store the new rows"):
