@@ -26,9 +26,9 @@ class HotrowError(ValueError):
         self.fix = fix
 
 
-def mark_on_all_ranks(error: Exception) -> None:
-    """Record that every process in a group raises this error, or an error with its message."""
-    vars(error)["on_all_ranks"] = True
+def mark_on_all_ranks(error: Exception, value: bool = True) -> None:
+    """Record whether every process in a group raises this error, or an error with its message."""
+    vars(error)["on_all_ranks"] = value
 
 
 def is_on_all_ranks(error: Exception | None) -> bool:

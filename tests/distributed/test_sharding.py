@@ -1499,21 +1499,77 @@ def test_too_little_memory_for_moved_rows_on_one_rank_raises_on_all_ranks():
         assert count == 3
 
 
+def resize_with_rows_of_the_table(method, count):
+    """Initialize new rows with a tensor that shares memory with rows of the table."""
+    layer = distribute(hotrow.convert(nn.Embedding(7, 2), min_entries=0), method, count)
+    local = layer.weight.detach()
+    before = local.clone()
+    vocabulary.resize(layer, 9, init=local[:2])
+    rank = dist.get_rank() if method == "shard" else 0
+    kept = layer.weight.detach()[: len(before)]
+    first = before if method == "replicate" or not rank else None
+    added = layer(torch.tensor([7, 8])).detach()
+    return before, kept, added, first
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_initial_values_may_share_memory_with_the_table(method):
+    found = rank_processes(2).run(resize_with_rows_of_the_table, method, 2)
+    rows = found[0][0] if method == "replicate" else torch.cat([each[0] for each in found])
+    for _, _, added, _ in found:
+        assert_same_bits(added, rows[:2])
+    kept = torch.cat([each[1] for each in found])
+    assert_same_bits(found[0][1][:4], rows[:4])
+    assert len(kept) >= 7
+
+
+def fail_twice(method, count):
+    """Raise the same error object in two changes on one rank."""
+    layer = distribute(hotrow.convert(nn.Embedding(6, 2), min_entries=0), method, count)
+    assert isinstance(layer.weight, Table)
+    error = OSError("no file")
+
+    def init(rows):
+        if dist.get_rank():
+            raise error
+
+    resize = functools.partial(vocabulary.resize, layer, 8, init=init)
+    errors = [error_text(resize, error_type=Exception) for _ in range(3)]
+    return errors, len(layer(torch.tensor([5])))
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_an_error_object_may_be_raised_again(method):
+    for errors, count in rank_processes(2).run(fail_twice, method, 2):
+        assert all(each is not None and "no file" in each for each in errors)
+        assert count == 1
+
+
 def fail_in_a_vocabulary(method, count, operation, order):
     """Make one rank fail in a vocabulary of a distributed table and a plain layer."""
-    layers = [hotrow.convert(nn.Embedding(6, 2), min_entries=0), nn.Embedding(6, 1)][::order]
+    layers = [hotrow.convert(nn.Embedding(6, 2), min_entries=0), nn.Embedding(6, 1)][:: order or 1]
+    if not order:
+        hotrow.convert(nn.ModuleList(layers), min_entries=0)
     distribute(nn.ModuleList(layers), method, count)
-    assert sum(isinstance(layer.weight, Table) for layer in layers) == 1
+    assert sum(isinstance(layer.weight, Table) for layer in layers) == (1 if order else 2)
     is_bad = dist.get_rank() == 1
 
     def init(rows):
-        if is_bad and rows.shape[1] == 1:
+        if is_bad and operation == "init" and rows.shape[1] == 1:
             raise OSError("no file")
 
     words = vocabulary.Vocabulary(layers, keys=range(6), key_type=int, init=init)
     state = words.state_dict()
+
+    def append(keys):
+        original(keys)
+        if is_bad and operation == "append":
+            raise MemoryError("out of memory")
+
+    original, words._keys.append = words._keys.append, append
     arguments = {
         "init": (words.admit, [6]),
+        "append": (words.admit, [6]),
         "admit": (words.admit, [None if is_bad else 6]),
         "evict": (words.evict, 2.5 if is_bad else 5),
         "load": (vocabulary.Vocabulary.load, {} if is_bad else state, layers),
@@ -1530,9 +1586,15 @@ def fail_in_a_vocabulary(method, count, operation, order):
     [
         ("init", 1, "no file"),
         ("init", -1, "no file"),
+        ("init", 0, "no file"),
+        ("append", 0, "out of memory"),
         ("admit", 1, "array of object"),
+        ("admit", 0, "array of object"),
         ("evict", 1, "rows = 2.5"),
+        ("evict", 0, "rows = 2.5"),
         ("load", 1, "state_dict"),
+        ("load", 0, "state_dict"),
+        ("create", 0, "keys[0] is 0"),
         ("create", 1, "keys[0] is 0"),
     ],
 )

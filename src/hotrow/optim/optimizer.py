@@ -444,7 +444,7 @@ class RowOptimizer(_Optimizer):
         """
         state = self.state.get(table, {})
         if isinstance(state, RowState) and state.aliases:
-            state.forget_aliases()
+            state.adopt_data()
         if isinstance(state, RowState) and state.has_old_rows:
             raise HotrowError(
                 f"the rows of a {tuple(table.shape)} table changed after this "

@@ -40,9 +40,8 @@ class RowState(dict[str, Any]):
     """
 
     _lag: weakref.ref[StateLag] | None = None  # weak, because the table owns the lag
-    # The name, the alias and the address of its storage, for aliases that were read since the last
-    # step and that other code may still use.
-    aliases: tuple[tuple[str, Tensor, int], ...] = ()
+    # The tensor that the last read of each name has returned, while other code may still use it.
+    aliases: dict[str, _Alias] | None = None
     is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
 
     @property
@@ -60,23 +59,22 @@ class RowState(dict[str, Any]):
         return self.is_old and any(map(_has_rows, dict.values(self)))
 
     def adopt_data(self) -> None:
-        """Store what other code has assigned to the `data` of the tensors that it has read."""
-        aliases, self.aliases = self.aliases, ()
-        changed, kept = [], []
-        for each in aliases:
-            if _storage_address(each[1]) != each[2]:
-                changed.append(each)
-            elif sys.getrefcount(each[1]) > 2:  # other than the tuple and this call
-                kept.append(each)
-        self.aliases = tuple(kept)
-        for name, alias, _ in changed:
-            if name in self:
-                self[name] = alias
+        """Store what other code has assigned to the `data` of tensors that it has read.
 
-    def forget_aliases(self) -> None:
-        """Adopt the data of the aliases, and drop them; a kept alias would slow down steps."""
-        self.adopt_data()
-        self.aliases = ()
+        Forget the tensors that no other code uses, because they would count as aliases in a step.
+        """
+        aliases, self.aliases = self.aliases or {}, None
+        for name, alias in aliases.items():
+            if not alias.belongs_to(dict.get(self, name)):
+                continue
+            if alias.was_assigned:
+                self[name] = alias.tensor
+            elif sys.getrefcount(alias.tensor) <= 2:  # this call and `alias` itself
+                continue
+            self._keep_alias(name, alias.tensor)
+
+    def _keep_alias(self, name: str, tensor: Tensor) -> None:
+        self.aliases = {**(self.aliases or {}), name: _Alias(tensor, dict.__getitem__(self, name))}
 
     def __getitem__(self, name: str) -> Any:
         if self.aliases:
@@ -86,19 +84,20 @@ class RowState(dict[str, Any]):
             lag.raise_pending_error()
             lag.settle_all()
         value = dict.__getitem__(self, name)
-        is_alias = _has_rows(value)
-        if lag is not None and is_alias:
-            lag.was_written = True  # the caller may write to the alias
-        if not is_alias:
+        if not _has_rows(value):
             return value
-        alias = trim_storage(value.detach())
-        if type(alias) is Tensor and alias.layout == torch.strided:
-            self.aliases = (*self.aliases, (name, alias, _storage_address(alias)))
-        return alias
+        if lag is not None:
+            lag.was_written = True  # the caller may write to the alias
+        alias = (self.aliases or {}).get(name)
+        if alias is not None:
+            return alias.tensor
+        tensor = trim_storage(value.detach())
+        if type(tensor) is Tensor and tensor.layout == torch.strided:
+            self._keep_alias(name, tensor)
+        return tensor
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if self.aliases:
-            self.adopt_data()
+        self._forget_alias(name)
         self._close_lag()
         # An alias, so that the use count of the storage shows whether other code keeps the tensor.
         current = dict.get(self, name)
@@ -108,8 +107,16 @@ class RowState(dict[str, Any]):
         dict.__setitem__(self, name, value)
 
     def __delitem__(self, name: str) -> None:
+        self._forget_alias(name)
         self._close_lag()
         dict.__delitem__(self, name)
+
+    def _forget_alias(self, name: str) -> None:
+        if self.aliases:
+            self.adopt_data()
+            self.aliases = {
+                key: alias for key, alias in (self.aliases or {}).items() if key != name
+            }
 
     def __iter__(self) -> Iterator[str]:  # with this method, dict(state) calls __getitem__
         return dict.__iter__(self)
@@ -130,8 +137,32 @@ class RowState(dict[str, Any]):
             lag.close()
 
 
-def _storage_address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+class _Alias:
+    """A tensor that a read has returned, and what it and the state's tensor referred to then.
+
+    The references to the storages prevent others from getting the same addresses.
+    """
+
+    def __init__(self, tensor: Tensor, source: Tensor) -> None:
+        self.tensor = tensor
+        self._storage, self._source = tensor.untyped_storage(), source.untyped_storage()
+        self._view = _view(tensor)
+
+    @property
+    def was_assigned(self) -> bool:
+        """Whether other code has assigned to the `data` of the tensor."""
+        storage = self.tensor.untyped_storage()
+        return storage._cdata != self._storage._cdata or _view(self.tensor) != self._view
+
+    def belongs_to(self, value: Any) -> bool:
+        """Return whether the state still contains the tensor that was read."""
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            return False
+        return bool(value.untyped_storage()._cdata == self._source._cdata)
+
+
+def _view(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
 def _has_rows(value: Any) -> TypeGuard[Tensor]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hotrow.errors import HotrowError, is_on_all_ranks
+from hotrow.errors import HotrowError, is_on_all_ranks, mark_on_all_ranks
 from hotrow.ids import digest
 from hotrow.layers import OneHotLinear
 from hotrow.optim.exclusive_access import ExclusiveAccess
@@ -103,8 +103,11 @@ def _check_change(
         added = _added_rows(layers, change, init)
     except Exception as error:
         failure = error
+        mark_on_all_ranks(error, False)  # `init` may raise the same object again
     try:
         operation = _describe(change) + keys + _describe_state(weight, optimizer)
+        if weight is not shared:
+            operation += f" for a plain {tuple(weight.shape)} weight next to the table"
         new_rows = agree_on_rows(shared, operation, added, failure)
     finally:
         failure = None  # drop the error, whose traceback refers to the weight
@@ -160,7 +163,8 @@ def failing_on_all_ranks(
     Arguments:
         weights: the weights, in the same order on all ranks.
         operation: wait for the other ranks at the end of the block, and check that they end the
-            same operation. If it is None, the other ranks wait at the start of the change instead.
+            same operation. If it is None, the other ranks wait at the start of the change instead,
+            for the ranks of the first weight.
     """
     failure: Exception | None = None
     raised: Exception | None = None
@@ -169,7 +173,8 @@ def failing_on_all_ranks(
             yield
         except Exception as error:
             failure = error
-        for weight in weights if failure or operation else ():
+        voting = weights if operation else weights[: int(failure is not None)]
+        for weight in voting:
             try:
                 agree_on_rows(weight, operation or "change the rows", _no_rows(weight), failure)
             except Exception as error:
@@ -302,7 +307,7 @@ def _added_rows(layers: VocabularyLayers, change: RowChange, init: Init | None) 
                 f"init has shape {tuple(init.shape)}, but the {count} new rows have shape {shape}",
                 fix="pass one row of values for each new row",
             )
-        return init.detach().to(weight.device, weight.dtype)
+        return init.detach().to(weight.device, weight.dtype, copy=True)  # may receive other rows
     with torch._C.DisableTorchFunctionSubclass():
         rows = weight.new_empty(shape)
     if not count:

@@ -404,8 +404,14 @@ class Vocabulary:
                 row_count = len(self) + len(new)
                 counts = self._counts.grown(row_count)
                 keys = self._as_keys(new)
-            with self._change_layers(row_count, self._keys, keys):
-                self._keys.append(keys)
+            count = len(self._keys)
+            try:
+                with self._change_layers(row_count, self._keys, keys):
+                    self._keys.append(keys)
+            except BaseException:  # the change may have failed on another rank
+                if len(self._keys) > count:
+                    self._keys = self._keys.selected(np.arange(count))
+                raise
             self._counts = counts
         for key in new:
             pending.pop(key, None)
