@@ -218,7 +218,17 @@ def assign_a_view(state, optimizer):
     value.data = value.data.clone()
 
 
+def assign_to_what_was_assigned(state, optimizer):
+    value = state["momentum_buffer"]
+    state["momentum_buffer"] = value.to("cpu")
+    value.data = value.data * 0.5
+    own = value.clone()
+    state["momentum_buffer"] = own
+    own.data = own.data * 0.5
+
+
 CHANGES = [
+    assign_to_what_was_assigned,
     assign_after_a_save,
     assign_twice,
     assign_to_a_replaced_tensor,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
+from hotrow.optim import exclusive_access
 from hotrow.table.row_change import trim_storage, untrimmed
 
 
@@ -63,20 +64,27 @@ class RowState(dict[str, Any]):
 
         Forget the tensors that no other code uses, because they would count as aliases in a step.
         """
-        aliases, self.aliases = self.aliases or {}, None
-        for name, alias in aliases.items():
-            if not alias.belongs_to(dict.get(self, name)):
-                continue
-            if alias.was_assigned:
-                self[name] = alias.tensor
-            elif sys.getrefcount(alias.tensor) <= 2:  # this call and `alias` itself
-                continue
-            self._keep_alias(name, alias.tensor)
+        with exclusive_access.lock:
+            aliases, self.aliases = self.aliases or {}, None
+            for name, alias in aliases.items():
+                if not alias.belongs_to(dict.get(self, name)):
+                    continue
+                if alias.was_assigned:
+                    self[name] = alias.tensor
+                elif sys.getrefcount(alias.tensor) > 2:  # this call and `alias` itself
+                    self.aliases = {**(self.aliases or {}), name: alias}
 
-    def _keep_alias(self, name: str, tensor: Tensor) -> None:
-        self.aliases = {**(self.aliases or {}), name: _Alias(tensor, dict.__getitem__(self, name))}
+    def _keep_alias(self, name: str, tensor: Tensor, data: Tensor) -> None:
+        """Keep a tensor that other code uses, and its data, which that code may replace."""
+        if type(tensor) is Tensor and tensor.layout == torch.strided:
+            alias = _Alias(tensor, data, dict.__getitem__(self, name))
+            self.aliases = {**(self.aliases or {}), name: alias}
 
     def __getitem__(self, name: str) -> Any:
+        with exclusive_access.lock:  # other threads may read too
+            return self._read(name)
+
+    def _read(self, name: str) -> Any:
         if self.aliases:
             self.adopt_data()
         lag = self.lag
@@ -92,19 +100,23 @@ class RowState(dict[str, Any]):
         if alias is not None:
             return alias.tensor
         tensor = trim_storage(value.detach())
-        if type(tensor) is Tensor and tensor.layout == torch.strided:
-            self._keep_alias(name, tensor)
+        self._keep_alias(name, tensor, tensor)
         return tensor
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._forget_alias(name)
-        self._close_lag()
-        # An alias, so that the use count of the storage shows whether other code keeps the tensor.
-        current = dict.get(self, name)
-        if _has_rows(value):
-            value = untrimmed(value.detach(), current) if _has_rows(current) else value.detach()
-            self.is_old = False  # the caller knows the table's current rows
-        dict.__setitem__(self, name, value)
+        with exclusive_access.lock:
+            self._forget_alias(name)
+            self._close_lag()
+            stored, current = value, dict.get(self, name)
+            if _has_rows(value):
+                # An alias, so that the use count of the storage shows whether other code keeps the
+                # tensor.
+                data = value.detach()
+                stored = untrimmed(data, current) if _has_rows(current) else data
+                self.is_old = False  # the caller knows the table's current rows
+            dict.__setitem__(self, name, stored)
+            if _has_rows(value):
+                self._keep_alias(name, value, data)
 
     def __delitem__(self, name: str) -> None:
         self._forget_alias(name)
@@ -143,10 +155,10 @@ class _Alias:
     The references to the storages prevent others from getting the same addresses.
     """
 
-    def __init__(self, tensor: Tensor, source: Tensor) -> None:
+    def __init__(self, tensor: Tensor, data: Tensor, source: Tensor) -> None:
         self.tensor = tensor
-        self._storage, self._source = tensor.untyped_storage(), source.untyped_storage()
-        self._view = _view(tensor)
+        self._storage, self._source = data.untyped_storage(), source.untyped_storage()
+        self._view = _view(data)
 
     @property
     def was_assigned(self) -> bool:
