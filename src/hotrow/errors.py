@@ -18,8 +18,6 @@ class HotrowError(ValueError):
     ('ids is float32: use ids.long()', 'use ids.long()')
     """
 
-    on_all_ranks = False  # True if every process in the group raises this error
-
     def __init__(self, problem: str, *, fix: str | None = None) -> None:
         super().__init__(problem if fix is None else f"{problem}: {fix}")
         self.problem = problem

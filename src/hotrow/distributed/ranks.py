@@ -126,7 +126,7 @@ class Ranks:
         operations = self.all_gather(operation, operation, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(f"the ranks run different operations ({rank_operations})", fix=fix)
-        error.on_all_ranks = True
+        mark_on_all_ranks(error)
         raise error
 
     def all_to_all(

@@ -31,7 +31,7 @@ from hotrow.distributed.tables import (
     shared_table,
     table_in_files,
 )
-from hotrow.errors import HotrowError
+from hotrow.errors import HotrowError, mark_on_all_ranks
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table, needs_gradient
 from hotrow.table.protocols import StepKind
@@ -186,7 +186,7 @@ class _Replicas:
                 "weight with another seed",
                 fix="load the same values on every rank, or call replicate after that",
             )
-            error.on_all_ranks = True
+            mark_on_all_ranks(error)
             raise error
         table.equal_version = table._version
 
@@ -245,7 +245,7 @@ class _Replicas:
             fix="use the same optimizer with the same options and loaded state on every rank, and "
             "step the tables in the same order",
         )
-        error.on_all_ranks = True
+        mark_on_all_ranks(error)
         raise error
 
 

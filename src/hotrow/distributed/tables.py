@@ -104,7 +104,7 @@ def agree_on_tables(
     """
     ranks = _make_ranks(mesh, operation)
     tables: TableModules = {}
-    failure: Exception | None = None
+    failure = None
     try:
         tables = _find_tables(model, operation)
         failure = next(filter(None, (find_problem(*item) for item in tables.items())), None)

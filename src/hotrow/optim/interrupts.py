@@ -26,8 +26,7 @@ _get: Any = _signal.getsignal
 _set: Any = _signal.signal
 _call_soon: Any = _thread.interrupt_main
 # Only the main thread reads or writes these variables.
-_is_postponing = False
-_latest_context: PostponedSignals | None = None
+_outermost: PostponedSignals | None = None  # the context that postpones the handlers now
 # The latest handlers of all signals, and (signal, handler) of those that are Python functions.
 _latest: tuple[list[Any], list[tuple[int, Any]]] = [], []
 
@@ -45,9 +44,9 @@ class PostponedSignals:
     _handlers: list[tuple[int, Any]] = []  # noqa: RUF012 - an empty list that is never changed
 
     def __enter__(self) -> None:
-        global _is_postponing, _latest, _latest_context
+        global _outermost, _latest
         thread = _thread.get_ident()
-        if _is_postponing or thread != threading.main_thread().ident:
+        if _outermost is not None or thread != threading.main_thread().ident:
             return
         handlers = list(map(_get, _SIGNALS))
         known, functions = _latest
@@ -64,10 +63,9 @@ class PostponedSignals:
         try:
             for number, _ in functions:
                 _set(number, postpone)
-            _latest_context = self
             # Set this last: until then, a handler that has not been replaced yet may run, and its
             # own contexts must work.
-            _is_postponing = True
+            _outermost = self
         except BaseException:  # raised by a handler that had not been replaced yet
             self._end()
             raise
@@ -81,8 +79,8 @@ class PostponedSignals:
 
     def _end(self) -> None:
         """Restore all handlers, and call the handlers of the signals that have arrived."""
-        global _is_postponing
-        _is_postponing = False
+        global _outermost
+        _outermost = None
         arrived = self._arrived
         try:
             try:
@@ -103,8 +101,8 @@ class PostponedSignals:
 
 def _restore_handlers() -> None:
     """Restore the handlers in a forked child in which no thread is left to end the context."""
-    context = _latest_context
-    if _is_postponing and context is not None and context.thread != _thread.get_ident():
+    context = _outermost
+    if context is not None and context.thread != _thread.get_ident():
         context._arrived.clear()  # the parent handles these signals
         context._end()
 

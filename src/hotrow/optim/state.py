@@ -107,16 +107,16 @@ class RowState(dict[str, Any]):
         with exclusive_access.lock:
             self._forget_alias(name)
             self._close_lag()
-            stored, current = value, dict.get(self, name)
-            if _has_rows(value):
-                # An alias, so that the use count of the storage shows whether other code keeps the
-                # tensor.
-                data = value.detach()
-                stored = untrimmed(data, current) if _has_rows(current) else data
-                self.is_old = False  # the caller knows the table's current rows
+            if not _has_rows(value):
+                dict.__setitem__(self, name, value)
+                return
+            # An alias, so that the use count of the storage shows whether other code keeps the
+            # tensor.
+            data, current = value.detach(), dict.get(self, name)
+            stored = untrimmed(data, current) if _has_rows(current) else data
+            self.is_old = False  # the caller knows the table's current rows
             dict.__setitem__(self, name, stored)
-            if _has_rows(value):
-                self._keep_alias(name, value, data)
+            self._keep_alias(name, value, data)
 
     def __delitem__(self, name: str) -> None:
         self._forget_alias(name)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from hotrow.errors import HotrowError
+from hotrow.errors import HotrowError, is_on_all_ranks
 from hotrow.ids import plain_ids
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import (
@@ -464,7 +464,7 @@ def table_row_count(weight: Tensor) -> int:
 
 def raise_on_all_ranks(weight: Tensor, error: HotrowError) -> NoReturn:
     """Raise a lookup's error in every process that participates in the lookup."""
-    if isinstance(weight, Table) and not error.on_all_ranks:
+    if isinstance(weight, Table) and not is_on_all_ranks(error):
         distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
         for distribution in distributions:
             if distribution is not None:

@@ -149,8 +149,8 @@ class Vocabulary:
         try:
             yield
         except Exception:
-            weights = {id(each): each for each in (find_layers(x).weight for x in self.layers)}
-            with failing_on_all_ranks(list(filter(spans_processes, weights.values()))):
+            weights = [find_layers(each).weight for each in self.layers]
+            with failing_on_all_ranks(list(filter(spans_processes, weights))):
                 raise
 
     def __len__(self) -> int:

@@ -13,11 +13,7 @@ from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.table.autograd import leave_inference_mode, replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import (
-    agree_on_rows,
-    change_gradient,
-    prepare_parameters,
-)
+from hotrow.vocabulary.changing import agree_on_rows, change_gradient, prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
 from hotrow.vocabulary.states import check_owner, prepare_state, row_tensors, rule_of, unwrap
 
