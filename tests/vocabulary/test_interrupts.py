@@ -12,7 +12,7 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError, disk, vocabulary
 from hotrow.optim import exclusive_access
-from hotrow.optim.optimizer import _live_optimizers
+from hotrow.optim.old_rows import _optimizers
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary import changing
 from hotrow.vocabulary.keys import IntegerKeys, TextKeys
@@ -99,7 +99,7 @@ class Trained:
     def __init__(self):
         # If a trace function raises in an `except` clause, Python 3.11 leaks the optimizer. Each
         # change visits all optimizers, so a test with a thousand of them would take minutes.
-        _live_optimizers.clear()
+        _optimizers.clear()
         torch.manual_seed(0)
         self.model = hotrow.convert(nn.Sequential(nn.Embedding(9, 2)), min_entries=0)
         self.optimizer = hotrow.optim.AdamW(self.model.parameters(), lr=0.1)

@@ -518,6 +518,41 @@ def test_a_state_with_old_rows_is_found_wherever_it_comes_from(origin):
         take_step(layer, optimizers[1])
 
 
+@pytest.mark.filterwarnings("ignore:SGD updates every row")
+@pytest.mark.parametrize("given", ["None", "hotrow's"])
+def test_a_torch_optimizer_whose_state_has_the_old_rows_raises(given):
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)]
+    if given == "hotrow's":
+        optimizers.append(hotrow.optim.AdamW(layer.parameters()))
+    for optimizer in reversed(optimizers):
+        take_step(layer, optimizer)
+    vocabulary.take(layer, [5, 4, 3, 2, 1, 0], *optimizers[1:])
+    before = layer.weight.detach().clone()
+    with pytest.raises(HotrowError, match="SGD's last step, but the rows of its state"):
+        take_step(layer, optimizers[0])
+    assert_same_bits(layer.weight.detach(), before)
+    del optimizers[0].state[layer.weight]
+    take_step(layer, optimizers[0])
+    assert not torch.equal(layer.weight.detach(), before)
+
+
+@pytest.mark.filterwarnings("ignore:SGD updates every row")
+def test_a_torch_optimizer_that_is_passed_continues_with_its_state():
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    twin = nn.Embedding.from_pretrained(layer.weight.detach().clone(), freeze=False)
+    assert isinstance(layer.weight, Table)
+    optimizers = [
+        torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (layer, twin)
+    ]
+    for _ in range(2):
+        for each, optimizer in zip((layer, twin), optimizers, strict=True):
+            take_step(each, optimizer)
+            vocabulary.take(each, [5, 4, 3, 2, 1, 0], optimizer)
+    assert_same_bits(layer.weight.detach(), twin.weight.detach())
+
+
 def keep_all_rows(layer, optimizers):
     vocabulary.take(layer, range(6), optimizers[0])
     vocabulary.resize(layer, 6, optimizers[0])

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 
 from hotrow.errors import HotrowError
 from hotrow.optim.dense_steps import check_state_shapes, find_tables
+from hotrow.optim.old_rows import refuse_old_rows, register
 from hotrow.table.lookup import MIN_TABLE_ENTRIES
 from hotrow.table.parameter import TABLE_CLASSES, Table, table_count
 from hotrow.table.reading import raise_pending_error
@@ -38,10 +39,11 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
     Arguments:
         names: the names of the optimizers in `hotrow.optim`.
 
-    The check raises a `HotrowError` if the optimizer would change frozen rows. It warns once for
-    each optimizer that updates a table with dense steps. SparseAdam doesn't support tables,
-    ZeroRedundancyOptimizer doesn't support sharded or replicated tables, and no torch optimizer
-    supports sharded tables, so the check raises a `HotrowError` for these.
+    The check raises a `HotrowError` if the optimizer would change frozen rows, or if its state has
+    rows from before a change of the table's rows. It warns once for each optimizer that updates a
+    table with dense steps. SparseAdam doesn't support tables, ZeroRedundancyOptimizer doesn't
+    support sharded or replicated tables, and no torch optimizer supports sharded tables, so the
+    check raises a `HotrowError` for these.
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -49,6 +51,8 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             return
         tables = find_tables(optimizer.param_groups)
         for group, table in tables:
+            register(optimizer)
+            refuse_old_rows(optimizer, table)
             _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`

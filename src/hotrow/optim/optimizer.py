@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,6 +48,7 @@ from hotrow.optim.misuse import (
     warn_of_dense_embeddings,
     warn_of_missing_state,
 )
+from hotrow.optim.old_rows import refuse_old_rows, register
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group, option_text
 from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
@@ -98,27 +97,6 @@ def _plain_state(
     }
 
 
-# All optimizers in this process, for `mark_old_states`.
-_live_optimizers: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()
-_live_lock = threading.RLock()
-
-
-def mark_old_states(table: Table, optimizer: torch.optim.Optimizer | None) -> None:
-    """After a change of the table's rows, mark the state of all optimizers but the given one.
-
-    Their next step or `state_dict()` raises an error.
-    """
-    current = None if optimizer is None else optimizer.state.get(table)
-    with _live_lock:
-        optimizers = list(_live_optimizers)
-    for other in optimizers:
-        state = other.state.get(table)
-        if state and state is not current:  # two optimizers may share a state
-            if not isinstance(state, RowState):
-                state = other.state[table] = RowState(state)
-            state.is_old = True
-
-
 # RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
 # optimizers by name would also find hotrow's, and get two classes for each name.
 if TYPE_CHECKING:
@@ -157,8 +135,7 @@ class RowOptimizer(_Optimizer):
         Raises:
             HotrowError: the group contains a table and an option that tables do not support.
         """
-        with _live_lock:
-            _live_optimizers.add(self)
+        register(self)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if any(isinstance(parameter, Table) for parameter in group["params"]):
@@ -445,12 +422,7 @@ class RowOptimizer(_Optimizer):
         state = self.state.get(table, {})
         if isinstance(state, RowState) and state.aliases:
             state.adopt_data()
-        if isinstance(state, RowState) and state.has_old_rows:
-            raise HotrowError(
-                f"the rows of a {tuple(table.shape)} table changed after this "
-                f"{type(self).__name__}'s last step, but the rows of its state did not",
-                fix="del optimizer.state[weight], or create a new optimizer",
-            )
+        refuse_old_rows(self, table)
         if table.backing is not None and not state and not isinstance(state, RowState):
             run = last_run(table)
             if run is not None and run.rule is self.rule:
@@ -662,8 +634,7 @@ class RowOptimizer(_Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        with _live_lock:
-            _live_optimizers.add(self)
+        register(self)
         for _, table in find_tables(self.param_groups):
             if self.state.get(table) and table.last_optimizer is None and table.backing is None:
                 table.record_optimizer(self)  # the table and its optimizer are copies

@@ -15,7 +15,7 @@ from hotrow.layers import OneHotLinear
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
-from hotrow.optim.optimizer import mark_old_states
+from hotrow.optim.old_rows import mark_old_rows
 from hotrow.table.autograd import leave_inference_mode, replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
@@ -254,7 +254,7 @@ def prepare_parameters(
             if not isinstance(parameter, Table):
                 continue
             if not change.is_identity:
-                mark_old_states(parameter, optimizer)
+                mark_old_rows(parameter, optimizer)
             if parameter.frozen is not None and columns == parameter.columns:
                 frozen = change.new_ids(parameter.frozen)
                 parameter.frozen = frozen[frozen >= 0].sort().values

@@ -54,7 +54,7 @@ def resize(
         optimizer: the optimizer that trains the weight, from `hotrow.optim` or `torch.optim`, or a
             wrapper around it. Pass None if you have not created the optimizer yet. The state of
             other optimizers doesn't change, so they can't continue to train the weight. If it is
-            a table, the next step of another optimizer from `hotrow.optim` raises an error.
+            a table, the next step of another optimizer that has stepped it raises an error.
         model: the model that contains the layer. It is searched for other layers that share the
             weight. You can omit it if there are none.
         init: the values of the n new rows, as an (n, D) tensor, or a function such as
