@@ -477,8 +477,8 @@ def refused(count):
 
 def test_unsupported_models_raise_on_every_rank():
     texts = [
-        "rank 0 has .weight of Embedding(5, 2) in torch.float32, 1 frozen rows (ids ",
-        "0 has max_norm, which replicate does not support",
+        "rank 0 has weight of Embedding(5, 2) in torch.float32, 1 frozen rows (ids ",
+        "the layer of 0.weight has max_norm, which replicate does not support",
         "user.weight is already replicated",
         "load_state_dict(assign=True) would replace the table user.weight",
         "linear with a sharded or replicated table as an argument cannot be differentiated",
@@ -729,7 +729,7 @@ def test_copies_are_compared_after_other_code_has_written_to_them(name, when):
     for counts, errors, _ in results:
         assert counts == [0, 1 if when == "equally" else 3]
         for error in errors:
-            assert "the copies of .weight on rank 0 and rank 1 differ" in error
+            assert "the copies of weight on rank 0 and rank 1 differ" in error
 
 
 def compare_copies(rank_count, rows, columns, dtype):
@@ -906,8 +906,8 @@ def test_ranks_may_list_the_parameters_of_an_optimizer_in_any_order(optimizer_co
         if optimizer_count == 1:
             assert errors == [None]
         else:
-            assert "0.weight with table=0, but rank 1 with table=1" in errors[0]
-            assert "1.weight with table=1, but rank 1 with table=0" in errors[1]
+            assert "0.weight with table=0.weight, but rank 1 with table=1.weight" in errors[0]
+            assert "1.weight with table=1.weight, but rank 1 with table=0.weight" in errors[1]
 
 
 def step_with_torch(count, fused):
@@ -927,4 +927,4 @@ def step_with_torch(count, fused):
 def test_replicas_are_compared_after_a_step_of_torch(fused):
     for error in rank_processes(2).run(step_with_torch, 2, fused):
         assert error is not None
-        assert "the copies of .weight on rank 0 and rank 1 differ" in error
+        assert "the copies of weight on rank 0 and rank 1 differ" in error

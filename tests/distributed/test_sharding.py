@@ -434,7 +434,7 @@ def test_the_reason_reaches_every_rank_before_the_failed_rank_ends(method, kind,
     path = tmp_path / "ended"
     (other, ended), (own, _) = rank_processes(2).run(end_after_an_error, method, kind, path)
     assert ended == [False]
-    assert other == f"rank 1 of 2 could not look up ids in {kind} for training: {own}"
+    assert other == f"rank 1 of 2 could not look up ids in {kind}.weight for training: {own}"
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):
     found = rank_processes(3).run(bad_ids, 3, bad)
     assert text in found[1][0]
     for error, goes_on in (found[0], found[2]):
-        assert error.startswith("rank 1 of 3 could not look up ids in user for training: ")
+        assert error.startswith("rank 1 of 3 could not look up ids in user.weight for training: ")
         assert text in error
         assert goes_on
 
@@ -547,8 +547,8 @@ def other_look_ups(count):
 
 def test_different_operations_on_the_ranks_raise():
     for error in rank_processes(2).run(other_look_ups, 2):
-        assert "different operations (rank 0: look up ids in word for training; rank 1: " in error
-        assert "rank 1: look up ids in user for training): run the same model on every" in error
+        assert "different operations (rank 0: look up ids in word.weight for training; " in error
+        assert "rank 1: look up ids in user.weight for training): run the same model on" in error
 
 
 def ids_of_other_dtypes(count):
@@ -610,7 +610,7 @@ def test_unsupported_models_raise_on_every_rank():
         "rank 1 has 0.weight of Embedding(5, 2) in torch.float32, frozen",
         "rank 0 has 0.weight of EmbeddingBag(5, 2, mode='sum') in torch.float32, include_last",
         "0 has scale_grad_by_freq",
-        "the model has frozen rows, which shard does not support: call hotrow.vocabulary.unfreeze",
+        "weight has frozen rows, which shard does not support: call hotrow.vocabulary.unfreeze",
         "shard found no tables in this Linear",
         "shard found no tables in this Linear",
         "DistributedDataParallel treats the table 0.weight as a dense parameter",
@@ -893,7 +893,7 @@ def test_averaging_the_rows_of_different_ranks_raises(is_frozen, rows):
             assert error is None
         else:
             assert error is not None
-            assert "model averaging would average the rows of 0 with other rows" in error
+            assert "model averaging would average the rows of 0.weight with other rows" in error
 
 
 def all_reduce_gradients(count):

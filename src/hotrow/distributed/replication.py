@@ -96,13 +96,13 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     """
     ranks, tables = agree_on_tables(model, mesh, "replicate", _find_problem)
     calls = (next(_calls),)
-    for path, modules in tables.items():
+    for name, modules in tables.items():
         table = shared_table(modules)
         table.settle()
         values = table.raw_data.contiguous()  # ranks may have different strides
         dist.broadcast(values, group=ranks.group, group_src=0)
         table.raw_data.copy_(values)
-        table.distribute(replicas=_Replicas(path, ranks, calls))
+        table.distribute(replicas=_Replicas(name, ranks, calls))
         table.equal_version = table._version
         for module in modules:
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
@@ -110,18 +110,18 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     return model
 
 
-def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+def _find_problem(name: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
     if any(module.max_norm is not None for module in modules):
         return HotrowError(
-            f"{path or 'the model'} has max_norm, which replicate does not support: each rank "
+            f"the layer of {name} has max_norm, which replicate does not support: each rank "
             "would renormalize different rows",
             fix="remove max_norm, or use hotrow.distributed.shard",
         )
     if shared_table(modules).backing is not None:
-        return table_in_files(path)
+        return table_in_files(name)
     if shared_table(modules).replicas is not None:
         return HotrowError(
-            f"{path}.weight is already replicated", fix="call replicate only once per model"
+            f"{name} is already replicated", fix="call replicate only once per model"
         )
     return None
 
@@ -130,7 +130,7 @@ def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> H
 class _Replicas:
     """The ranks that have a copy of the same table."""
 
-    path: str
+    name: str  # the table's name in the model, such as "embedding.weight"
     ranks: Ranks
     calls: tuple[int, ...]  # the numbers of the call of `replicate` and of the copies after it
 
@@ -142,10 +142,10 @@ class _Replicas:
     def sort_key(self) -> tuple[str, tuple[int, ...]]:
         """A key that sorts tables in the same order on all ranks.
 
-        Two models may have tables at the same path. Ranks may differ in the number of their calls
+        Two models may have tables with the same name. Ranks may differ in the number of their calls
         of `replicate` and `deepcopy`, but not in the order of the calls that they make together.
         """
-        return self.path, self.calls
+        return self.name, self.calls
 
     def source(self, table: Tensor) -> Tensor:
         """Return a stand-in for the table; its gradient is gathered from all ranks."""
@@ -155,7 +155,7 @@ class _Replicas:
     def _gather(self, gradient: RowGradient) -> RowGradient:
         """Gather the row gradients of all ranks in rank order, divided by the number of ranks."""
         ranks, storage = self.ranks, gradient.merge().row_storage.drop_empty()
-        operation = f"average the gradient of {self.path}"
+        operation = f"average the gradient of {self.name}"
         counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
         id_dtype = torch.int32 if gradient.count < 2**31 else torch.int64
         shares = [storage.ids.to(id_dtype), storage.rows / ranks.count]
@@ -167,21 +167,21 @@ class _Replicas:
 
         Also raise an error if other code has written different values to the copies.
         """
-        check_ddp(table, self.path)
-        operation = f"look up ids in {self.path} for training"
+        check_ddp(table, self.name)
+        operation = f"look up ids in {self.name} for training"
         was_written = int(not table.has_equal_replicas)
         if any(self.ranks.exchange_counts(operation, [was_written] * self.ranks.count, failure)):
             self._compare_copies(table)
 
     def _compare_copies(self, table: Table) -> None:
         """Raise an error on every rank unless all copies are equal."""
-        operation = f"compare the copies of {self.path}"
+        operation = f"compare the copies of {self.name}"
         hashes = self.ranks.all_gather(operation, _hash_copy(table))
         for rank, each in enumerate(hashes):
             if each == hashes[0]:
                 continue
             error = HotrowError(
-                f"the copies of {self.path}.weight on rank 0 and rank {rank} differ, for "
+                f"the copies of {self.name} on rank 0 and rank {rank} differ, for "
                 "example because only one rank loaded a checkpoint, or each rank initialized the "
                 "weight with another seed",
                 fix="load the same values on every rank, or call replicate after that",
@@ -200,7 +200,7 @@ class _Replicas:
         self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
-        return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
+        return self.ranks.agree_on_rows(f"{operation} of {self.name}", rows, failure)
 
     def prepare_step(
         self,
@@ -218,7 +218,7 @@ class _Replicas:
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
         state = "none" if loaded is None else _hash_values(loaded).hex()
-        options = {"table": self.path, **options, "loaded state": state}
+        options = {"table": self.name, **options, "loaded state": state}
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = zlib.crc32(repr(options).encode()) >> 1
@@ -240,7 +240,7 @@ class _Replicas:
         rank, other = next((i, each) for i, each in enumerate(others, 1) if each != first)
         name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
         error = HotrowError(
-            f"rank 0 steps the replicated table {first['table']}.weight with "
+            f"rank 0 steps the replicated table {first['table']} with "
             f"{name}={first.get(name)}, but rank {rank} with {name}={other.get(name)}",
             fix="use the same optimizer with the same options and loaded state on every rank, and "
             "step the tables in the same order",

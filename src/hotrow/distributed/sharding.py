@@ -83,8 +83,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     >>> dist.destroy_process_group()
     """
     ranks, tables = agree_on_tables(model, mesh, "shard", _find_problem)
-    for path, modules in tables.items():
-        _split_table(path, modules, mesh, ranks)
+    for name, modules in tables.items():
+        _split_table(name, modules, mesh, ranks)
         for module in modules:
             module.register_state_dict_post_hook(_save_hook)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
@@ -94,28 +94,26 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     return model
 
 
-def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+def _find_problem(name: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
     if shared_table(modules).backing is not None:
-        return table_in_files(path)
+        return table_in_files(name)
     if shared_table(modules).shards is not None:
-        return HotrowError(
-            f"{path}.weight is already sharded", fix="call shard only once per model"
-        )
+        return HotrowError(f"{name} is already sharded", fix="call shard only once per model")
     if shared_table(modules).frozen is not None:
         return HotrowError(
-            f"{path or 'the model'} has frozen rows, which shard does not support",
+            f"{name} has frozen rows, which shard does not support",
             fix="call hotrow.vocabulary.unfreeze(layer) first, or use replicate",
         )
     return None
 
 
 def _split_table(
-    path: str, modules: list[nn.Embedding | nn.EmbeddingBag], mesh: DeviceMesh, ranks: Ranks
+    name: str, modules: list[nn.Embedding | nn.EmbeddingBag], mesh: DeviceMesh, ranks: Ranks
 ) -> None:
     """Keep only the rows of this rank."""
     table = shared_table(modules)
     table.settle()
-    shards = Shards(path, ranks, mesh, len(table))
+    shards = Shards(name, ranks, mesh, len(table))
     local_rows = table.raw_data[shards.local_slice]
     if table.is_meta:
         rows = torch.empty_like(local_rows, device=torch.device(mesh.device_type))

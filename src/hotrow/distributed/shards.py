@@ -30,7 +30,7 @@ from hotrow.table.stack import is_called_by
 class Shards:
     """A table whose rows are split over the ranks."""
 
-    path: str
+    name: str  # the table's name in the model, such as "embedding.weight"
     ranks: Ranks
     mesh: DeviceMesh
     rows: int  # V
@@ -61,7 +61,7 @@ class Shards:
         self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
-        return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
+        return self.ranks.agree_on_rows(f"{operation} of {self.name}", rows, failure)
 
     def all_equal(self, values: Sequence[int]) -> bool:
         """Return whether these values are the same on all ranks."""
@@ -94,7 +94,7 @@ class Shards:
             return
         if (mesh.mesh == rank).nonzero().tolist() != [[*coordinate]]:
             raise HotrowError(
-                f"the state dict of {self.path}.weight has only the rows of the rank that saved "
+                f"the state dict of {self.name} has only the rows of the rank that saved "
                 f"it, but rank {rank} needs other rows",
                 fix="save and load with torch.distributed.checkpoint, or save the whole table with "
                 "weight.full_tensor() on all ranks",
@@ -127,7 +127,7 @@ class Shards:
         """Raise an error if torch's model averaging is about to replace this rank's rows."""
         if is_called_by(average_parameters.__code__, sys._getframe(1)):
             raise HotrowError(
-                f"torch's model averaging would average the rows of {self.path} with other rows, "
+                f"torch's model averaging would average the rows of {self.name} with other rows, "
                 "because each rank has different rows of a sharded table",
                 fix="average only the other parameters, or use hotrow.distributed.replicate",
             )
@@ -173,7 +173,7 @@ class ShardedRowChange(RowChange):
             moved, send_counts = rows[torch.cat(sent)], list(map(len, sent))
         except Exception as error:  # for example, if there is too little memory
             failure = error
-        operation = f"move rows of {self.old.path}"
+        operation = f"move rows of {self.old.name}"
         try:
             receive_counts = ranks.exchange_counts(operation, send_counts, failure)
         finally:
@@ -247,7 +247,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     failure: Exception | None = None
     distinct_ids: list[tuple[Tensor, Tensor]] = []
     for request in requests:
-        check_ddp(request.table, request.shards.path)
+        check_ddp(request.table, request.shards.name)
     send_counts = [[0] * ranks.count for _ in requests]  # counts of distinct ids by table and rank
     try:
         for i, request in enumerate(requests):
@@ -296,7 +296,7 @@ def _exchange_counts(
 
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
     """Return the name of an exchange, for comparison between ranks and for error messages."""
-    names = ", ".join(shard.path for shard in shards)
+    names = ", ".join(shard.name for shard in shards)
     return f"look up ids in {names}{' for training' if any(map(needs_gradient, tables)) else ''}"
 
 

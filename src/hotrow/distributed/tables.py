@@ -39,7 +39,7 @@ TableModules = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
 
 
 def _find_tables(model: nn.Module, operation: str) -> TableModules:
-    """Return the modules that use each table, keyed by the path of the first module."""
+    """Return the modules that use each table, keyed by the name of the first one's weight."""
     if isinstance(model, DistributedDataParallel):
         raise HotrowError(
             f"the model is wrapped in DistributedDataParallel, but {operation} must come first, so "
@@ -66,7 +66,8 @@ def _find_tables(model: nn.Module, operation: str) -> TableModules:
                     "the ranks",
                     fix=f"call optimizer.zero_grad() before {operation}",
                 )
-            tables.setdefault(id(module.weight), (path, []))[1].append(module)
+            name = f"{path}.weight".lstrip(".")
+            tables.setdefault(id(module.weight), (name, []))[1].append(module)
     if not tables:
         raise HotrowError(
             f"{operation} found no tables in this {type(model).__name__}",
@@ -96,7 +97,7 @@ def agree_on_tables(
         model: the model to shard or replicate.
         mesh: a mesh with one dimension.
         operation: "shard" or "replicate", for error messages.
-        find_problem: `find_problem(path, modules)` returns the error for an unsupported table, or
+        find_problem: `find_problem(name, modules)` returns the error for an unsupported table, or
             None.
 
     Raises:
@@ -124,7 +125,7 @@ def agree_on_tables(
     return ranks, tables
 
 
-def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> str:
+def _describe_table(name: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> str:
     """Describe the properties of a table that must be the same on all ranks."""
     table = shared_table(modules)
     uses = ", ".join(repr(module) for module in modules)
@@ -136,7 +137,7 @@ def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
     if table.shards is not None:
         rows = table.shards.local_slice
         options += f", sharded (rows {rows.start} to {rows.stop - 1})"
-    return f"{path}.weight of {uses} in {table.dtype}{options}"
+    return f"{name} of {uses} in {table.dtype}{options}"
 
 
 def _make_ranks(mesh: Any, operation: str) -> Ranks:
@@ -239,10 +240,10 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
     model._ddp_params_and_buffers_to_ignore = ignored
 
 
-def table_in_files(path: str) -> HotrowError:
+def table_in_files(name: str) -> HotrowError:
     """Return the error for a `hotrow.disk` table; only one process can open such a table."""
     return HotrowError(
-        f"{path}.weight is stored in files that only one process can open",
+        f"{name} is stored in files that only one process can open",
         fix="shard or replicate a table in memory, or leave this one out of the model",
     )
 
@@ -266,7 +267,7 @@ def refuse_assignment(
         )
 
 
-def check_ddp(table: Table, path: str) -> None:
+def check_ddp(table: Table, name: str) -> None:
     """Raise an error if the active DistributedDataParallel would not train this model correctly.
 
     DistributedDataParallel ignores a parameter only if the module that it wraps lists the
@@ -281,28 +282,29 @@ def check_ddp(table: Table, path: str) -> None:
         return
     if any(parameter is table for parameter in wrapper._module_parameters):
         raise HotrowError(
-            f"DistributedDataParallel treats the table {path}.weight as a dense parameter, and has "
+            f"DistributedDataParallel treats the table {name} as a dense parameter, and has "
             "replaced its values with those of the first rank",
             fix="build the model again, and call shard or replicate on the same module that you "
             "pass to DistributedDataParallel",
         )
-    _check_ranks(table, path, wrapper.process_group, "DistributedDataParallel")
+    _check_ranks(table, name, wrapper.process_group, "DistributedDataParallel")
     for hook, state in wrapper._comm_hooks:
-        name = getattr(hook, "__name__", repr(hook))
+        hook_name = getattr(hook, "__name__", repr(hook))
         is_from_torch = getattr(hook, "__module__", "").startswith(_TORCH_HOOKS)
-        if not (is_from_torch and name in _AVERAGING_HOOKS):
+        if not (is_from_torch and hook_name in _AVERAGING_HOOKS):
             raise HotrowError(
-                f"DistributedDataParallel uses the communication hook {name} for dense parameters, "
-                f"but the gradient of the table {path}.weight is always averaged over all ranks",
+                f"DistributedDataParallel uses the communication hook {hook_name} for dense "
+                f"parameters, but the gradient of the table {name} is always averaged over all "
+                "ranks",
                 fix="don't register the hook, or use a hook of torch that averages gradients, such "
                 "as fp16_compress_hook",
             )
-        if name != "_reducer_allreduce_and_upcast_hook":  # this one uses the wrapper's group
+        if hook_name != "_reducer_allreduce_and_upcast_hook":  # this one uses the wrapper's group
             group = getattr(state, "process_group", state)
-            _check_ranks(table, path, group, f"the communication hook {name}")
+            _check_ranks(table, name, group, f"the communication hook {hook_name}")
     if wrapper._join_config.enable:
         raise HotrowError(
-            f"DistributedDataParallel.join does not support the table {path}.weight: a rank that "
+            f"DistributedDataParallel.join does not support the table {name}: a rank that "
             "has no more batches would not take part in the lookups of the others",
             fix="don't call join; pass empty batches on ranks without data",
         )
@@ -332,7 +334,7 @@ def _set_synchronized(wrapper: DistributedDataParallel, *arguments: Any) -> None
             event.set()
 
 
-def _check_ranks(table: Table, path: str, group: Any, user: str) -> None:
+def _check_ranks(table: Table, name: str, group: Any, user: str) -> None:
     """Raise an error unless `user` averages gradients over the ranks of the table.
 
     These are the ranks with other rows or with copies of rows; on a two-dimensional mesh, this rank
@@ -345,7 +347,7 @@ def _check_ranks(table: Table, path: str, group: Any, user: str) -> None:
     if len(others) != count or not known.issubset(others):
         raise HotrowError(
             f"{user} averages the gradients of dense parameters over the ranks {others}, but the "
-            f"table {path}.weight is distributed over {count} ranks, including {sorted(known)}",
+            f"table {name} is distributed over {count} ranks, including {sorted(known)}",
             fix="use the same ranks for both; for tables that are sharded over one dimension of a "
             'mesh, call replicate(shard(model, mesh["shards"]), mesh["replicas"])',
         )
