@@ -273,3 +273,73 @@ def test_reads_of_the_state_keep_no_tensor():
     del kept
     step(layer, optimizer, 6)
     assert not state.aliases
+
+
+def after_a_dense_step(layer, optimizer):
+    optimizer.zero_grad()
+    layer.weight.square().sum().backward()
+    optimizer.step()
+    return layer, optimizer
+
+
+def after_a_load(layer, optimizer):
+    step(layer, optimizer, 0)
+    optimizer.load_state_dict(optimizer.state_dict())
+    return layer, optimizer
+
+
+def after_a_copy(layer, optimizer):
+    step(layer, optimizer, 0)
+    return copy.deepcopy((layer, optimizer))
+
+
+def after_an_assignment(layer, optimizer):
+    step(layer, optimizer, 0)
+    optimizer.state[layer.weight] = copy.deepcopy(dict(optimizer.state[layer.weight]))
+    return layer, optimizer
+
+
+@pytest.mark.parametrize(
+    "begin", [after_a_dense_step, after_a_load, after_a_copy, after_an_assignment]
+)
+@pytest.mark.parametrize(
+    ("name", "slot"),
+    [("SGD", "momentum_buffer"), ("AdamW", "exp_avg"), ("Adamax", "exp_inf"), ("Adagrad", "sum")],
+)
+def test_a_tensor_that_was_read_before_the_first_row_step_is_part_of_the_state(name, slot, begin):
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = begin(*make(library, name))
+        kept = optimizer.state[layer.weight][slot]
+        for t in range(9):
+            step(layer, optimizer, t)
+            if t in (3, 5):
+                optimizer.state[layer.weight][slot].sum()
+                kept.data = kept.data * 0.5
+            elif t == 6:
+                kept.mul_(0.5)
+        found.append([layer.weight.detach(), optimizer.state[layer.weight][slot], kept])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_initial_state_of_adagrad_can_be_kept():
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = make(library, "Adagrad")
+        kept = optimizer.state[layer.weight]["sum"]
+        step(layer, optimizer, 0)
+        kept.data = kept.data + 1
+        step(layer, optimizer, 1)
+        found.append([layer.weight.detach(), optimizer.state[layer.weight]["sum"], kept])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "begin", [after_a_dense_step, after_a_load, after_a_copy, after_an_assignment]
+)
+def test_the_first_row_step_keeps_no_tensor(begin):
+    layer, optimizer = begin(*make(hotrow))
+    step(layer, optimizer, 1)
+    assert not optimizer.state[layer.weight].aliases

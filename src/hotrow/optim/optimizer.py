@@ -404,6 +404,7 @@ class RowOptimizer(_Optimizer):
                 table.close_lag()  # the lag belongs to another optimizer or has other options
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
+                    state.adopt_data()  # forgets the tensors that no other code keeps
                 match_strides(state, table)
                 table.lag = lag = RowLag(self.rule, table, group, state)
             except BaseException:
@@ -442,7 +443,9 @@ class RowOptimizer(_Optimizer):
         run = last_run(table)
         for group, each in find_tables(self.param_groups):
             state = self.table_state(table) if each is table else None
-            if state and (run is None or state is not run.state):
+            is_new = bool(state) and (run is None or state is not run.state)
+            state = None  # it refers to the tensors, so it would count as other code
+            if is_new:
                 self._prepare_lag(table, numeric_group(group, self.defaults)).replaced = None
 
     def _drop_initial_state(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -44,6 +45,15 @@ class RowState(dict[str, Any]):
     # The tensor that the last read of each name has returned, while other code may still use it.
     aliases: dict[str, _Alias] | None = None
     is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
+
+    def __init__(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Copy a state, whose tensors other code may keep."""
+        super().__init__()
+        for name, value in state.items():
+            if _has_rows(value):
+                self._store(name, value)
+            else:
+                dict.__setitem__(self, name, value)
 
     @property
     def lag(self) -> StateLag | None:
@@ -110,13 +120,15 @@ class RowState(dict[str, Any]):
             if not _has_rows(value):
                 dict.__setitem__(self, name, value)
                 return
-            # An alias, so that the use count of the storage shows whether other code keeps the
-            # tensor.
-            data, current = value.detach(), dict.get(self, name)
-            stored = untrimmed(data, current) if _has_rows(current) else data
             self.is_old = False  # the caller knows the table's current rows
-            dict.__setitem__(self, name, stored)
-            self._keep_alias(name, value, data)
+            self._store(name, value)
+
+    def _store(self, name: str, value: Tensor) -> None:
+        # An alias, so that the use count of the storage shows whether other code keeps the tensor.
+        data, current = value.detach(), dict.get(self, name)
+        stored = untrimmed(data, current) if _has_rows(current) else data
+        dict.__setitem__(self, name, stored)
+        self._keep_alias(name, value, data)
 
     def __delitem__(self, name: str) -> None:
         self._forget_alias(name)
