@@ -411,6 +411,22 @@ def test_sparse_tensor_matches_torch(dtype, scale, never_materialized):
         assert torch.equal(torch.sparse.mm(ours[0].to_sparse(), weight), dense[0] @ weight)
 
 
+@pytest.mark.parametrize("reads", ["mm", "dense"])
+def test_second_derivatives_of_a_sparse_tensor_match_torch(reads, never_materialized):
+    found = []
+    for x in twins(torch.float64):
+        torch.manual_seed(0)
+        scale = torch.randn(x.shape[:-1], dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(x.shape[-1], 4, dtype=torch.float64, requires_grad=True)
+        sparse = (x * scale[..., None])[0].to_sparse()
+        product = torch.sparse.mm(sparse, weight) if reads == "mm" else sparse.to_dense() @ weight
+        (first,) = torch.autograd.grad(product.square().sum(), scale, create_graph=True)
+        found.append([first.detach(), *torch.autograd.grad(first.square().sum(), [scale, weight])])
+    for theirs, ours in zip(*found, strict=True):
+        assert theirs.any()
+        torch.testing.assert_close(ours, theirs)
+
+
 MULTI_HOT = """
     F.binary_cross_entropy_with_logits(t.q, x)
     F.binary_cross_entropy(t.q.sigmoid(), x)

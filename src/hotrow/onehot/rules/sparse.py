@@ -27,9 +27,38 @@ def _(func: Any, x: OneHot) -> Any:
     weights = field.weights_or_ones(x.cached_dtype)[..., 0]
     places = (weights != 0).nonzero().unbind(-1)  # torch stores no zeros
     indices = torch.stack([*places, ids[places]])
+    values = weights[places]
+    make = _MakeSparse.apply if values.requires_grad else _make_sparse
+    return make(values, indices, x.sizes)
+
+
+def _make_sparse(values: Tensor, indices: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(
-        indices, weights[places], x.sizes, is_coalesced=True, check_invariants=False
+        indices, values, sizes, is_coalesced=True, check_invariants=False
     )
+
+
+class _MakeSparse(torch.autograd.Function):
+    """`torch.sparse_coo_tensor`, whose own gradient can't be differentiated again."""
+
+    @staticmethod
+    def forward(values: Tensor, indices: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        return _make_sparse(values, indices, sizes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        values, indices, ctx.sizes = inputs
+        ctx.save_for_backward(values, indices)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        values, indices = ctx.saved_tensors
+        if torch.is_grad_enabled():  # dense, as the gradient of torch's `to_sparse`
+            return grad.to_dense()[tuple(indices)], None, None
+        with torch.enable_grad():
+            values = values.detach().requires_grad_()
+            sparse = _make_sparse(values, indices, ctx.sizes)
+        return *torch.autograd.grad(sparse, values, grad), None, None
 
 
 @rule(Tensor.to_dense, any_layout=True)
