@@ -813,6 +813,36 @@ def test_steps_with_different_options_raise_on_every_rank(change, on_all_ranks, 
         assert (error is None) if text is None else (text in error)
 
 
+def skip_a_step(count, skip):
+    """Let rank 1 skip the step of a replicated table, and continue after the error."""
+    rank = dist.get_rank()
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    errors = []
+    for t in range(6 + rank):  # the lookup after the skipped step fails
+        optimizer.zero_grad()
+        error = error_text(lambda: layer(torch.tensor([1 + rank])).sum().backward())
+        if error is None and (t != 2 or rank == 0):
+            error = error_text(optimizer.step)
+        elif error is None and skip == "no gradient":
+            layer.weight.grad = None
+            error = error_text(optimizer.step)
+        errors.append(error)
+    return errors, {"weight": layer.weight.detach()}
+
+
+@pytest.mark.parametrize("skip", ["no step", "no gradient"])
+def test_a_step_that_one_rank_skips_raises_on_every_rank(skip):
+    results = rank_processes(2).run(skip_a_step, 2, skip)
+    assert_all_the_same([values for _, values in results])
+    text = "(rank 0: take a step; rank 1: look up ids in weight for training): "
+    for rank, (errors, _) in enumerate(results):
+        fix = "run the same model" if rank else "take the same steps on every rank"
+        assert text + fix in errors[2 + rank]
+        assert [error for t, error in enumerate(errors) if t != 2 + rank] == [None] * (5 + rank)
+
+
 def load_optimizer_state(count, on_all_ranks, steps):
     """Load another optimizer state on rank 1 or on all ranks, and continue training."""
     rank = dist.get_rank()

@@ -545,10 +545,29 @@ def other_look_ups(count):
     return error_text(layer, torch.tensor([0]))
 
 
+def cast_on_one_rank(count, before, after):
+    model = distribute(converted_model().to(getattr(torch, before)), "shard", count)
+    assert isinstance(model.user.weight, Table)
+    if dist.get_rank():
+        getattr(model, after.removesuffix("32"))()
+    return error_text(model.user, torch.tensor([0, 100]))
+
+
 def test_different_operations_on_the_ranks_raise():
     for error in rank_processes(2).run(other_look_ups, 2):
-        assert "different operations (rank 0: look up ids in word.weight for training; " in error
-        assert "rank 1: look up ids in user.weight for training): run the same model on" in error
+        lookups = [
+            f"look up ids in {name}.weight for training in torch.float32"
+            for name in ("word", "user")
+        ]
+        assert f"different operations (rank 0: {lookups[0]}; rank 1: {lookups[1]}): run" in error
+
+
+@pytest.mark.parametrize(("before", "after"), [("bfloat16", "half"), ("float64", "float32")])
+def test_a_cast_on_one_rank_raises_on_all_ranks(before, after):
+    for error in rank_processes(2).run(cast_on_one_rank, 2, before, after):
+        assert (
+            f"rank 0: look up ids in user.weight for training in torch.{before}; rank 1:" in error
+        )
 
 
 def ids_of_other_dtypes(count):

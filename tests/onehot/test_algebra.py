@@ -427,6 +427,31 @@ def test_second_derivatives_of_a_sparse_tensor_match_torch(reads, never_material
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda sparse, weight: sparse @ weight,
+        torch.sparse.mm,
+        lambda sparse, weight: (sparse * 2 + sparse).to_dense() @ weight,
+        lambda sparse, weight: (torch.ones(sparse.shape) + sparse) @ weight,
+    ],
+)
+@pytest.mark.parametrize("zeros", [[], [0, 2], [0, 1, 2]], ids=str)
+def test_gradients_of_zeros_in_a_sparse_tensor_match_torch(read, zeros, never_materialized):
+    found = []
+    for x in twins(torch.float64):
+        torch.manual_seed(0)
+        scale = torch.randn(x.shape[:-1], dtype=torch.float64)
+        scale[:, zeros] = 0
+        scale.requires_grad_()
+        weight = torch.randn(x.shape[-1], 4, dtype=torch.float64, requires_grad=True)
+        result = read((x * scale[..., None])[0].to_sparse(), weight)
+        (result.square() + result).sum().backward()
+        found.append([scale.grad, weight.grad])
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 MULTI_HOT = """
     F.binary_cross_entropy_with_logits(t.q, x)
     F.binary_cross_entropy(t.q.sigmoid(), x)

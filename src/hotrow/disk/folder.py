@@ -8,12 +8,13 @@ contents can never make hotrow read or write a file outside the folder.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import stat
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,7 +49,8 @@ class Folder:
             raise
         self.set_path(path)
         self._is_tmpfs: bool | None = None
-        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._close = close_later(self, self._descriptor)
+        self._unlock: Callable[[], object] | None = None
 
     def set_path(self, path: Path) -> None:
         """Set the path of the folder, for example after it was renamed."""
@@ -62,23 +64,28 @@ class Folder:
         """
         import fcntl  # does not exist on Windows
 
+        descriptor = os.open(".", os.O_DIRECTORY, dir_fd=self._descriptor)
+        self._unlock = close_later(self, descriptor)
+        _locked.add(self)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.close()
             raise HotrowError(
                 f"{self.path} is already open, in this process or another process",
                 fix="close it first, or use a copy of the folder",
             ) from None
 
-    def close(self, *, unlock: bool = True) -> None:
-        """Close the folder. In a forked child, pass `unlock=False` to keep the parent's lock."""
-        import fcntl
+    def forget_lock(self) -> None:
+        """In a forked child, let only the parent keep the lock."""
+        if self._unlock is not None:
+            self._unlock()
 
-        if self._close.alive:
-            if unlock:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._close()
-            self._descriptor = -1
+    def close(self) -> None:
+        """Unlock and close the folder. In a forked child, the parent keeps its lock."""
+        self.forget_lock()
+        self._close()
+        self._descriptor = -1
 
     def open(self, name: str, mode: str) -> IO[bytes]:
         """Open a regular file in binary mode.
@@ -112,14 +119,32 @@ class Folder:
                 fix="copy the folder with cp -r, and open the copy",
             )
 
-    def create(self, name: str) -> IO[bytes]:
-        """Create a file for writing, after deleting any file or link with the same name."""
+    def create(self, name: str, like: str | None = None) -> IO[bytes]:
+        """Create a file for writing, after deleting any file or link with the same name.
+
+        Arguments:
+            name: the name.
+            like: the name of another file, whose owner and permissions the new file gets if
+                possible, or None.
+        """
         self.remove(name)
-        return self.open(name, "xb")
+        file = self.open(name, "xb")
+        if like is not None:
+            with contextlib.suppress(OSError):
+                self._copy_permissions(like, file.fileno())
+        return file
+
+    def _copy_permissions(self, name: str, descriptor: int) -> None:
+        status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode):
+            with contextlib.suppress(PermissionError):
+                os.fchown(descriptor, -1, status.st_gid)
+                os.fchown(descriptor, status.st_uid, -1)
+            os.fchmod(descriptor, status.st_mode & 0o666)
 
     def write(self, name: str, parts: Iterable[Any]) -> None:
         """Write a file beside the old one, flush it to disk, and rename it into place."""
-        with self.create(f"{name}.new") as file:
+        with self.create(f"{name}.new", like=name) as file:
             file.writelines(parts)
             flush(file)
         self.rename(f"{name}.new", name)
@@ -170,18 +195,34 @@ class Folder:
     def is_tmpfs(self) -> bool:
         """Return whether the folder is in a tmpfs."""
         if self._is_tmpfs is None:
-            self._is_tmpfs = self._file_system() == "tmpfs"
+            status = ctypes.create_string_buffer(512)  # longer than `struct statfs`
+            ctypes.CDLL(None).fstatfs(self._descriptor, status)
+            self._is_tmpfs = int.from_bytes(status.raw[:4], sys.byteorder) == _TMPFS
         return self._is_tmpfs
 
-    def _file_system(self) -> str:
-        """Return the type of the folder's file system, or an empty string if it is unknown."""
-        device = os.fstat(self._descriptor).st_dev
-        number = f"{os.major(device)}:{os.minor(device)}"
-        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-            fields, _, kind = line.partition(" - ")
-            if fields.split()[2] == number:
-                return kind.split()[0]
-        return ""
+
+def close_later(owner: object, descriptor: int) -> Callable[[], object]:
+    """Close a descriptor once its owner is no longer used, or when the result is called.
+
+    At the end of the program, leave this to the system, because other code may still save.
+    """
+    close = weakref.finalize(owner, os.close, descriptor)
+    close.atexit = False
+    return close
+
+
+_TMPFS = 0x01021994  # the first number in the result of `fstatfs`
+_locked: weakref.WeakSet[Folder] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    # Otherwise, a child would keep the lock if its parent is killed.
+    for folder in list(_locked):
+        folder.forget_lock()
+
+
+if hasattr(os, "register_at_fork"):  # does not exist on Windows
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def check_path(path: Path) -> None:
@@ -225,6 +266,7 @@ _FIXES = {
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
     errno.EROFS: "make the file system writable",
+    errno.EFBIG: "allow longer files (ulimit -f), or use another file system",
     errno.ENAMETOOLONG: "use a shorter name",
 }
 

@@ -46,12 +46,21 @@ _MAX_NAME_BYTES = 100
 _CHUNK = 1 << 20
 
 
-def commit(folder: Folder, writes: Iterable[FileWrite], complete: Callable[[], object]) -> None:
+def commit(
+    folder: Folder,
+    layouts: Iterable[Layout],
+    writes: Iterable[FileWrite],
+    complete: Callable[[], object],
+) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
-    Call `complete` as soon as the journal is complete.
-
     No other thread and no signal handler may use the journal meanwhile; see `FileAccess`.
+
+    Arguments:
+        folder: the folder.
+        layouts: the layouts of the tensors' files after the save.
+        writes: the writes.
+        complete: called as soon as the journal is complete.
 
     Raises:
         HotrowError: the disk is full, or a write fails. The folder then contains either this
@@ -59,7 +68,10 @@ def commit(folder: Folder, writes: Iterable[FileWrite], complete: Callable[[], o
     """
     new_journal = f"{JOURNAL}.new"
     try:
-        with folder.create(new_journal) as file:
+        longest = _check_writable(folder, layouts)
+        with folder.create(new_journal, like=RECORD_FILE) as file:
+            file.truncate(longest)  # fails if the system doesn't allow files of this length
+            file.truncate(0)
             digest = hashlib.sha256(_MAGIC)
             file.write(_MAGIC)
             for name, offset, data in writes:
@@ -84,6 +96,21 @@ def commit(folder: Folder, writes: Iterable[FileWrite], complete: Callable[[], o
             f"{folder.path} could not be saved ({error})",
             fix=f"{fix_for(error)} and save again; the folder still contains a complete save",
         ) from None
+
+
+def _check_writable(folder: Folder, layouts: Iterable[Layout]) -> int:
+    """Raise an error if a file can't be written, before the journal is complete.
+
+    Later, the same error would prevent other processes from opening the folder.
+
+    Returns the length of the longest file that becomes longer, or 0.
+    """
+    longest = 0
+    for layout in layouts:
+        with folder.open(layout.file_name, "r+b") as file:
+            if os.fstat(file.fileno()).st_size < layout.file_bytes:
+                longest = max(longest, layout.file_bytes)
+    return longest
 
 
 def replay_journal(folder: Folder) -> bool:

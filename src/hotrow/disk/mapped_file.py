@@ -29,7 +29,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from hotrow.disk.folder import Folder, damaged_file
+from hotrow.disk.folder import Folder, close_later, damaged_file
 from hotrow.disk.layout import PAGE, Layout
 from hotrow.errors import HotrowError
 from hotrow.table.storage_growth import FAILED, libc
@@ -322,7 +322,7 @@ class MappedFile:
             with open("/proc/self/pagemap", "rb", buffering=0) as file:
                 file.seek(self.bytes.ctypes.data // PAGE * 8)
                 flags = np.frombuffer(_read_exactly(file, page_count * 8), np.uint64)
-        except OSError:  # for example, after os.setuid
+        except OSError:  # for example, after os.setuid or in a sandbox
             return self._differing_pages()
         in_memory = (flags & (_PRESENT | _SWAPPED)) != 0
         return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
@@ -371,7 +371,7 @@ class _Descriptor:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.number = os.dup(file.fileno())
-        self._close = weakref.finalize(self, os.close, self.number)
+        self._close = close_later(self, self.number)
 
     def close(self) -> None:
         self.number = -1
@@ -382,5 +382,8 @@ def _read_exactly(file: IO[bytes], count: int) -> bytes:
     """Read the next `count` bytes; a single `read` may return fewer bytes."""
     data = b""
     while len(data) < count:
-        data += file.read(count - len(data))
+        chunk = file.read(count - len(data))
+        if not chunk:
+            raise OSError(errno.ENODATA, "the file is too short")
+        data += chunk
     return data

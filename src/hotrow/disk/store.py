@@ -238,7 +238,7 @@ class Store:
         """
         if self._process != os.getpid():  # the parent process may be saving
             self._is_open = False
-            self._folder.close(unlock=False)
+            self._folder.close()
             return
         with self._access.exclusive():
             self._is_open = False
@@ -350,14 +350,16 @@ class Store:
         record = self._describe_save(previous, rest)
         record_data = self._serialize(record)
         files = [self.state_files.used[name] for name in record.tensors]
-        for _, layout in record.files().values():
-            check_file(self._folder, [(layout, save) for save in (record.previous, self._session)])
+        layouts = record.files().values()
+        for _, old in layouts:
+            check_file(self._folder, [(old, save) for save in (record.previous, self._session)])
         for file in files:
             file.check_names(self._folder)
             file.set_saved_rows(record.previous_rows)
         self._possible_saves.add(record.save)
         commit(
             self._folder,
+            [layout for layout, _ in layouts],
             self._writes(record, record_data, rest),
             # From then on, this is the last save, even if it can be finished only later.
             lambda: self.state_files.keep(record.tensors),

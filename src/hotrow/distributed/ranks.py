@@ -102,28 +102,36 @@ class Ranks:
         counts: Sequence[int],
         failure: Exception | None = None,
         fix: str = _SAME_MODEL,
+        details: str = "",
     ) -> list[int]:
         """Send `counts[r]` to each rank r, and return the counts that this rank receives.
 
-        `fix` is the advice in the error if the operations differ.
+        Arguments:
+            operation: a name, which must be the same on all ranks.
+            counts: non-negative numbers.
+            failure: an error of this rank, or None.
+            fix: the advice in the error if the operations differ.
+            details: more text that must be the same on all ranks.
 
         Raises:
             HotrowError: on every rank, if the operations differ; on every other rank, if any rank
                 passed `failure`.
             Exception: `failure`, if this rank passed it.
         """
-        code = FAILED if failure is not None else zlib.crc32(operation.encode())
+        code = FAILED if failure is not None else zlib.crc32((operation + details).encode())
         header = torch.tensor([[code, count] for count in counts], device=self.device)
         received = torch.empty_like(header)
         dist.all_to_all_single(received, header, group=self.group)
         codes, received_counts = received.t().tolist()
         if set(codes) != {code} or code == FAILED:
-            self._raise_failure(operation, failure, fix)
+            self._raise_failure(operation, details, failure, fix)
         return list(received_counts)
 
-    def _raise_failure(self, operation: str, failure: Exception | None, fix: str) -> NoReturn:
+    def _raise_failure(
+        self, operation: str, details: str, failure: Exception | None, fix: str
+    ) -> NoReturn:
         """Raise a failed rank's error, or an error that lists the operation of each rank."""
-        operations = self.all_gather(operation, operation, failure)
+        operations = self.all_gather(operation, operation + details, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(f"the ranks run different operations ({rank_operations})", fix=fix)
         mark_on_all_ranks(error)

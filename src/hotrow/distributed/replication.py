@@ -78,7 +78,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
             more than one dimension or unsorted ranks.
 
     Cost: for each lookup, each rank sends two 16-byte headers, and the gradients and ids of the
-    distinct rows in its batch, to each of the W - 1 other ranks. A step sends 16 more bytes for
+    distinct rows in its batch, to each of the W - 1 other ranks. A step sends another header for
     each table. After other code has written to a table, the next lookup for training hashes the
     table. After `optimizer.load_state_dict`, the next step hashes the table's state.
 
@@ -221,13 +221,15 @@ class _Replicas:
         options = {"table": self.name, **options, "loaded state": state}
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
-        checksum = zlib.crc32(repr(options).encode()) >> 1
-        values = [settled, int(kind), checksum, -checksum]
-        maxima = torch.tensor(values, dtype=torch.int32, device=self.ranks.device)
-        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=self.ranks.group)
-        most_settled, highest_kind, highest, negative_lowest = maxima.tolist()
-        if highest != -negative_lowest:
+        checksum = zlib.crc32(repr(options).encode())
+        value = (checksum << 4) | (settled << 2) | int(kind)
+        received = self.ranks.exchange_counts(
+            "take a step", [value] * self.ranks.count, fix="take the same steps on every rank"
+        )
+        if any(each >> 4 != checksum for each in received):
             self._raise_different_options(options)
+        most_settled = max((each >> 2) & 3 for each in received)
+        highest_kind = max(each & 3 for each in received)
         if table.lag is not None and most_settled == 2:
             table.close_lag()
         elif most_settled:

@@ -283,7 +283,8 @@ def _exchange_counts(
     The replicas have the same table rows and make the same lookup at the same time.
     """
     try:
-        return ranks.exchange_counts(operation, counts, failure)
+        dtypes = ", ".join(str(table.dtype) for table in tables)
+        return ranks.exchange_counts(operation, counts, failure, details=f" in {dtypes}")
     except Exception as error:
         replicated = [table for table in tables if table.replicas is not None]
         # All ranks of these shards raise this error. If any of these ranks needs a gradient, the

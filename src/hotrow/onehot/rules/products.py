@@ -46,7 +46,7 @@ class _AddProxyProduct(torch.autograd.Function):
         dense = gradient @ (weight if ctx.columns else weight.t()).to(gradient.dtype)
         zero = None
         if torch.is_grad_enabled() and ctx.needs_input_grad[2]:
-            zero = gradient.reshape(-1, gradient.shape[-1]).t() @ proxy.flatten(0, -2)
+            zero = gradient.reshape(-1, gradient.shape[-1]).t() @ proxy.reshape(-1, proxy.shape[-1])
             zero = zero if ctx.columns else zero.t()
         return gradient, dense, zero, None, None
 

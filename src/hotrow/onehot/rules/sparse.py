@@ -25,40 +25,44 @@ def _(func: Any, x: OneHot) -> Any:
     record_use(x, func)
     ids = field.ids[..., 0]
     weights = field.weights_or_ones(x.cached_dtype)[..., 0]
+    make = _MakeSparse.apply if weights.requires_grad else _make_sparse
+    return make(weights, ids, x.sizes)
+
+
+def _make_sparse(weights: Tensor, ids: Tensor, sizes: tuple[int, ...]) -> Tensor:
     places = (weights != 0).nonzero().unbind(-1)  # torch stores no zeros
     indices = torch.stack([*places, ids[places]])
-    values = weights[places]
-    make = _MakeSparse.apply if values.requires_grad else _make_sparse
-    return make(values, indices, x.sizes)
-
-
-def _make_sparse(values: Tensor, indices: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(
-        indices, values, sizes, is_coalesced=True, check_invariants=False
+        indices, weights[places], sizes, is_coalesced=True, check_invariants=False
     )
 
 
 class _MakeSparse(torch.autograd.Function):
-    """`torch.sparse_coo_tensor`, whose own gradient can't be differentiated again."""
+    """Make a sparse tensor whose gradient is that of torch's `to_sparse`.
+
+    The gradient of `torch.sparse_coo_tensor` can't be differentiated again, and doesn't reach
+    weights that are zero.
+    """
 
     @staticmethod
-    def forward(values: Tensor, indices: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        return _make_sparse(values, indices, sizes)
+    def forward(weights: Tensor, ids: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        return _make_sparse(weights, ids, sizes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        values, indices, ctx.sizes = inputs
-        ctx.save_for_backward(values, indices)
+        weights, ids, ctx.sizes = inputs
+        ctx.save_for_backward(weights, ids)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        values, indices = ctx.saved_tensors
-        if torch.is_grad_enabled():  # dense, as the gradient of torch's `to_sparse`
-            return grad.to_dense()[tuple(indices)], None, None
-        with torch.enable_grad():
-            values = values.detach().requires_grad_()
-            sparse = _make_sparse(values, indices, ctx.sizes)
-        return *torch.autograd.grad(sparse, values, grad), None, None
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        weights, ids = ctx.saved_tensors
+        if gradient.layout is torch.strided or torch.is_grad_enabled() or not weights.all():
+            dense = gradient.to_dense()
+            return dense.gather(-1, ids.long()[..., None])[..., 0], None, None
+        with torch.enable_grad():  # without a dense gradient
+            weights = weights.detach().requires_grad_()
+            sparse = _make_sparse(weights, ids, ctx.sizes)
+        return *torch.autograd.grad(sparse, weights, gradient), None, None
 
 
 @rule(Tensor.to_dense, any_layout=True)

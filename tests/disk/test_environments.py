@@ -1,0 +1,238 @@
+"""Folders under other users, limits, sandboxes and process lifetimes."""
+
+import gc
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from hotrow import HotrowError, disk, vocabulary
+from hotrow.disk import mapped_file
+from tests.disk.folders import ROWS, equal, make_folder, read_values, train
+
+USER = 1000
+is_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes the user")
+
+
+def fork(function, *arguments):
+    """Call a function in a forked child, and return the child's process number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has threads
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            function(*arguments)
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def run_in_child(function, *arguments):
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(function, *arguments), 0)[1]) == 0
+
+
+def become(user, umask=0o022, group=USER):
+    os.setgroups([group])
+    os.setegid(group)
+    os.seteuid(user)
+    os.umask(umask)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user may change."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+# --- Other users ---------------------------------------------------------------------------------
+
+
+def fail_to_save(path):
+    become(USER)
+    with disk.open(path) as store:
+        assert store.rest == "by root"
+        train(store, range(2))
+        with pytest.raises(HotrowError, match=r"Permission denied.*check the permissions and save"):
+            store.save("by the user")
+    assert not (path / "journal").exists()
+
+
+@is_root
+def test_a_save_that_may_not_write_a_file_leaves_no_journal(open_folder):
+    path = open_folder / "t"
+    make_folder(path, rest="by root")
+    for each in (path, *path.iterdir()):
+        if not each.name.startswith("last"):
+            os.chown(each, USER, USER)
+    values = read_values(path)
+    run_in_child(fail_to_save, path)
+    assert equal(read_values(path), values)
+
+
+def save_privately(path):
+    become(USER + 1, umask=0o077)
+    with disk.open(path) as store:
+        store.save("private umask")
+
+
+def check_rest(path, rest):
+    become(USER)
+    with disk.open(path) as store:
+        assert store.rest == rest
+
+
+@is_root
+def test_a_save_keeps_the_permissions_of_the_files(open_folder):
+    path = open_folder / "t"
+    make_folder(path)
+    for each in (path, *path.iterdir()):
+        os.chown(each, USER, USER)
+        each.chmod(0o770 if each is path else 0o660)
+    run_in_child(save_privately, path)
+    run_in_child(check_rest, path, "private umask")
+    with disk.open(path) as store:
+        store.save("by root")
+    for each in path.iterdir():
+        found = each.stat()
+        assert stat.S_IMODE(found.st_mode) == 0o660
+        assert found.st_gid == USER
+    assert (path / "run.json").stat().st_uid == USER + 1
+    run_in_child(check_rest, path, "by root")
+
+
+# --- Limits --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_limit(size):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_rows_for_which_the_files_may_not_grow_leave_the_last_save(tmp_path):
+    make_folder(tmp_path / "t", rest=1)
+    values = read_values(tmp_path / "t")
+    with disk.open(tmp_path / "t") as store:
+        optimizer = train(store, range(4, 6))
+        vocabulary.resize(store.layer, 20 * ROWS, optimizer, init=torch.nn.init.zeros_)
+        # The journal doesn't exceed the limit, because it contains no pages of zeros.
+        with file_limit(19 * ROWS * 20), pytest.raises(HotrowError, match="allow longer files"):
+            store.save(2)
+        assert not (tmp_path / "t" / "journal").exists()
+        shutil.copytree(tmp_path / "t", tmp_path / "copy")
+        store.save(2)
+    assert equal(read_values(tmp_path / "copy"), values)
+    assert len(read_values(tmp_path / "t")["weight"]) == 20 * ROWS
+
+
+# --- Sandboxes -----------------------------------------------------------------------------------
+
+
+def test_saves_without_the_list_of_written_pages(tmp_path):
+    """A sandbox may mount an empty file over `/proc/self/pagemap`."""
+    for name in ("t", "expected"):
+        make_folder(tmp_path / name)
+        with disk.open(tmp_path / name) as store:
+            train(store, range(4, 6))
+            if name == "t":
+                opened = []
+
+                def open_empty(path, *options, opened=opened, **more):
+                    opened.append(path)
+                    return open(os.devnull, *options, **more)
+
+                with patch.object(mapped_file, "open", open_empty, create=True):
+                    store.save()
+                assert set(opened) == {"/proc/self/pagemap"}
+            else:
+                store.save()
+    assert equal(read_values(tmp_path / "t"), read_values(tmp_path / "expected"))
+
+
+def test_folders_without_the_list_of_mounts(tmp_path):
+    """A mount's name may contain any line separator, and `/proc` may be missing."""
+    with patch.object(Path, "read_text", side_effect=FileNotFoundError):
+        make_folder(tmp_path / "t")
+
+
+# --- Forks and exits -----------------------------------------------------------------------------
+
+
+def open_and_fork(path, pipe):
+    store = disk.open(path)
+    os.write(pipe, b"%d " % fork(time.sleep, 100))
+    time.sleep(100)
+    store.close()
+
+
+@pytest.mark.parametrize("end", ["kill", "drop"])
+def test_a_forked_child_does_not_keep_the_lock(end, tmp_path):
+    make_folder(tmp_path / "t")
+    if end == "kill":
+        out, into = os.pipe()
+        parent = fork(open_and_fork, tmp_path / "t", into)
+        child = int(os.read(out, 20))
+        os.close(out)
+        os.close(into)
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+    else:
+        store = disk.open(tmp_path / "t")
+        child = fork(time.sleep, 100)
+        with pytest.raises(HotrowError, match="is already open"):
+            disk.open(tmp_path / "t")
+        del store
+        gc.collect()
+    try:
+        disk.open(tmp_path / "t").close()
+        os.kill(child, 0)  # it is still alive
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_that_closes_a_store_keeps_the_parents_lock(tmp_path):
+    make_folder(tmp_path / "t")
+    with disk.open(tmp_path / "t") as store:
+        run_in_child(store.close)
+        with pytest.raises(HotrowError, match="is already open"):
+            disk.open(tmp_path / "t")
+        store.save("parent")
+
+
+AT_EXIT = """
+import atexit, sys
+atexit.register(lambda: store.save("at exit"))  # before the import, so it runs last
+import torch, hotrow
+store = hotrow.disk.open(sys.argv[1])
+store.layer(torch.tensor([1])).sum().backward()
+hotrow.optim.Adam(store.layer.parameters()).step()
+"""
+
+
+def test_a_save_at_exit(tmp_path):
+    make_folder(tmp_path / "t")
+    command = [sys.executable, "-W", "error", "-c", AT_EXIT, str(tmp_path / "t")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.stderr, result.returncode) == ("", 0)
+    assert read_values(tmp_path / "t")["rest"] == "at exit"
