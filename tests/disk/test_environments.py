@@ -20,7 +20,7 @@ import torch
 
 from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk import mapped_file
-from tests.disk.folders import ROWS, equal, make_folder, read_values, train
+from tests.disk.folders import COLUMNS, ROWS, equal, make_folder, read_values, train
 
 USER = 1000
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes the user")
@@ -115,6 +115,28 @@ def test_a_save_keeps_the_permissions_of_the_files(open_folder):
         assert found.st_gid == USER
     assert (path / "run.json").stat().st_uid == USER + 1
     run_in_child(check_rest, path, "by root")
+
+
+def train_as_user(path):
+    become(USER)
+    with disk.open(path) as store:
+        train(store, range(4, 6))
+        store.save("by the user")
+
+
+@is_root
+def test_files_that_root_adds_belong_to_the_owner_of_the_others(open_folder):
+    """Another user can continue a run that root has continued, for example in a container."""
+    path = open_folder / "t"
+    with disk.create(path, ROWS, COLUMNS) as store:
+        pass
+    for each in (path, *path.iterdir()):
+        os.chown(each, USER, USER)
+    with disk.open(path) as store:
+        train(store, range(4))
+        store.save("by root")
+    run_in_child(train_as_user, path)
+    assert read_values(path)["rest"] == "by the user"
 
 
 # --- Limits --------------------------------------------------------------------------------------

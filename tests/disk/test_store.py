@@ -999,6 +999,12 @@ def test_a_forked_child_cannot_use_its_parents_folder(tmp_path, use):
         use(store)
 
 
+def test_a_fill_that_changes_the_shape_of_its_block_is_refused(tmp_path):
+    with pytest.raises(HotrowError, match=r"changed the shape of its block from \(10, 3\) to \(3,"):
+        disk.create(tmp_path / "t", 10, 3, fill=lambda block: block.resize_(3, 10))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_new_folder_has_the_default_permissions(tmp_path):
     (tmp_path / "plain").mkdir()
     create(tmp_path / "t").close()

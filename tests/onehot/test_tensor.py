@@ -841,13 +841,14 @@ def test_no_grad_write_into_a_leaf_that_requires_grad():
     assert_values(results[1], results[0])
 
 
+@pytest.mark.parametrize("select", [lambda x: x, lambda x: x[1, 2]], ids=["batch", "vector"])
 @pytest.mark.parametrize("wanted", ["table", "one-hot"])
-def test_second_derivative_matches_torch(wanted):
+def test_second_derivative_matches_torch(wanted, select):
     """Gradient penalties for adversarial training and meta-learning match those of torch."""
     grads = []
     for x in twins(requires_grad=True):
         table = TABLE.clone().requires_grad_()
-        rows = x @ table
+        rows = select(x) @ table
         of = {"table": table, "one-hot": x}[wanted]
         (first,) = torch.autograd.grad(rows.pow(2).sum(), of, create_graph=True)
         first.pow(2).sum().backward()

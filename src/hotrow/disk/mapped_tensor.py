@@ -25,6 +25,7 @@ from hotrow.disk.folder import Folder, damaged_file, flush
 from hotrow.disk.journal import FileWrite
 from hotrow.disk.layout import PAGE, Layout, read_digest
 from hotrow.disk.mapped_file import MappedFile
+from hotrow.disk.record import RECORD_FILE
 from hotrow.errors import HotrowError
 
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
@@ -45,7 +46,13 @@ def filled_blocks(
     block_rows = max(1, _BLOCK_VALUES // columns)
     for begin in range(0, rows, block_rows):
         block = torch.empty(min(block_rows, rows - begin), columns, dtype=dtype)
+        shape = block.shape
         fill(block)
+        if block.shape != shape:
+            raise HotrowError(
+                f"fill changed the shape of its block from {tuple(shape)} to {tuple(block.shape)}",
+                fix="let fill write values to the block, for example with block.normal_()",
+            )
         yield block
 
 
@@ -70,7 +77,7 @@ def _write_file(
 ) -> None:
     new_name = f"{layout.file_name}.new"
     try:
-        with folder.create(new_name) as file:
+        with folder.create(new_name, like=RECORD_FILE) as file:
             file.write(header)
             file.truncate(layout.file_bytes)
             folder.reserve(file, layout.file_bytes)

@@ -72,6 +72,20 @@ def test_loading_waits_for_the_lock_of_another_process(filled):
 
 
 @exhaustive
+def test_a_lock_that_is_never_released_is_ignored(filled):
+    folder, first = filled
+    (lock,) = folder.rglob("hotrow.lock")
+    before = sorted(folder.rglob("*"))
+    script = f"from hotrow.kernels.cpu import cache\ncache._LOCK_SECONDS = 0.5\n{PROCESS}"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-c", script, NAMES[0]]
+    with FileLock(lock):
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert done.stdout == first[0]
+    assert sorted(folder.rglob("*")) == before
+
+
+@exhaustive
 def test_a_compiled_kernel_is_loaded_without_the_compiler(filled):
     folder, _ = filled
     script = PROCESS + 'print("numba" in sys.modules, "numba.np.npyimpl" in sys.modules)\n'

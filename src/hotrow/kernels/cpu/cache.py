@@ -12,12 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numba import njit
 from numba.core.runtime import rtsys
 
 from hotrow.kernels import IMPORT_TIME
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS
+
+_LOCK_SECONDS = 60  # other processes need it only while they read or write files
+_stuck: set[Path] = set()  # locks for which this process has waited in vain
 
 
 def source_digest(files: Iterable[str | Path]) -> str:
@@ -93,11 +96,17 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
+            if lock in _stuck:
+                return None
             with suppress(Exception):
                 lock.parent.mkdir(parents=True, exist_ok=True)
-                # Create a new lock: a forked child can't use its parent's lock.
-                with FileLock(lock):
-                    return function(*args)
+                try:
+                    # Create a new lock: a forked child can't use its parent's lock.
+                    with FileLock(lock, timeout=_LOCK_SECONDS):
+                        return function(*args)
+                except Timeout:  # for example, a stopped process has the lock
+                    _stuck.add(lock)
+            return None
 
         return run
 
