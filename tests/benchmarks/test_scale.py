@@ -104,7 +104,7 @@ def test_bytes_of_a_replicated_step_match_the_formula(count):
     expected = 0
     for _, every in found:
         for ids, (_, columns) in zip(every, SIZES, strict=True):
-            expected += (count - 1) * (32 + len(ids.unique()) * (4 + 4 * columns)) + 16
+            expected += (count - 1) * (48 + len(ids.unique()) * (4 + 4 * columns))
     assert sum(sent for sent, _ in found) == expected
 
 

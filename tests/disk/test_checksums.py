@@ -401,7 +401,7 @@ def test_a_table_larger_than_its_tmpfs_is_an_error(memory_folder):
 def test_a_full_disk_while_the_state_is_created_is_an_error(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise full
 
     with disk.create(tmp_path / "t", ROWS, COLUMNS) as store:
