@@ -20,6 +20,7 @@ import torch
 
 from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk import mapped_file
+from hotrow.disk.folder import Folder
 from tests.disk.folders import COLUMNS, ROWS, equal, make_folder, read_values, train
 
 USER = 1000
@@ -192,6 +193,20 @@ def test_saves_without_the_list_of_written_pages(tmp_path):
     assert equal(read_values(tmp_path / "t"), read_values(tmp_path / "expected"))
 
 
+def test_space_in_a_tmpfs_is_reserved_in_small_parts(tmp_path):
+    """Linux starts `fallocate` in a tmpfs again after each signal, for example from a profiler."""
+    parts = []
+    with (
+        patch.object(Folder, "is_tmpfs", return_value=True),
+        patch("os.posix_fallocate", lambda file, *part: parts.append(part)),
+    ):
+        disk.create(tmp_path / "t", 1_000_001, 3).close()
+    ends = {begin + length for begin, length in parts}
+    assert (tmp_path / "t" / "weight.safetensors").stat().st_size in ends
+    assert all(begin == 0 or begin in ends for begin, _ in parts)
+    assert max(length for _, length in parts) <= 1 << 22
+
+
 def test_folders_without_the_list_of_mounts(tmp_path):
     """A mount's name may contain any line separator, and `/proc` may be missing."""
     with patch.object(Path, "read_text", side_effect=FileNotFoundError):
@@ -240,6 +255,18 @@ def test_a_forked_child_that_closes_a_store_keeps_the_parents_lock(tmp_path):
         with pytest.raises(HotrowError, match="is already open"):
             disk.open(tmp_path / "t")
         store.save("parent")
+
+
+def test_a_folder_can_be_opened_again_while_a_child_starts(tmp_path):
+    make_folder(tmp_path / "t")
+    children = []
+    for _ in range(30):
+        store = disk.open(tmp_path / "t")
+        children.append(fork(int))
+        store.close()
+        disk.open(tmp_path / "t").close()
+    for child in children:
+        os.waitpid(child, 0)
 
 
 AT_EXIT = """

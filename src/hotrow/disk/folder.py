@@ -50,7 +50,7 @@ class Folder:
         self.set_path(path)
         self._is_tmpfs: bool | None = None
         self._close = close_later(self, self._descriptor)
-        self._unlock: Callable[[], object] | None = None
+        self._lock = -1
 
     def set_path(self, path: Path) -> None:
         """Set the path of the folder, for example after it was renamed."""
@@ -64,13 +64,13 @@ class Folder:
         """
         import fcntl  # does not exist on Windows
 
-        descriptor = os.open(".", os.O_DIRECTORY, dir_fd=self._descriptor)
-        self._unlock = close_later(self, descriptor)
+        self._lock = os.open(".", os.O_DIRECTORY, dir_fd=self._descriptor)
+        self._close_lock, self._process = close_later(self, self._lock), os.getpid()
         _locked.add(self)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.close()
+            self.forget_lock()
             raise HotrowError(
                 f"{self.path} is already open, in this process or another process",
                 fix="close it first, or use a copy of the folder",
@@ -78,12 +78,18 @@ class Folder:
 
     def forget_lock(self) -> None:
         """In a forked child, let only the parent keep the lock."""
-        if self._unlock is not None:
-            self._unlock()
+        self._close_lock()
+        self._lock = -1
 
     def close(self) -> None:
         """Unlock and close the folder. In a forked child, the parent keeps its lock."""
-        self.forget_lock()
+        import fcntl
+
+        if self._lock >= 0:
+            if self._process == os.getpid():
+                # A child that was just forked may still have the descriptor.
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self.forget_lock()
         self._close()
         self._descriptor = -1
 
@@ -185,7 +191,9 @@ class Folder:
             OSError: the tmpfs has too little space.
         """
         if self.is_tmpfs():
-            os.posix_fallocate(file.fileno(), 0, size)
+            # Linux starts a call again after each signal, so a long call might never end.
+            for begin in range(0, size, _RESERVED_BYTES):
+                os.posix_fallocate(file.fileno(), begin, min(_RESERVED_BYTES, size - begin))
 
     def free_bytes(self) -> int:
         """Return the free space of the folder's file system."""
@@ -211,6 +219,7 @@ def close_later(owner: object, descriptor: int) -> Callable[[], object]:
     return close
 
 
+_RESERVED_BYTES = 1 << 22  # the space that one call reserves
 _TMPFS = 0x01021994  # the first number in the result of `fstatfs`
 _locked: weakref.WeakSet[Folder] = weakref.WeakSet()
 
