@@ -191,6 +191,8 @@ class Folder:
             OSError: the tmpfs has too little space.
         """
         if self.is_tmpfs():
+            if size - os.fstat(file.fileno()).st_blocks * 512 > self.free_bytes():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             # Linux starts a call again after each signal, so a long call might never end.
             for begin in range(0, size, _RESERVED_BYTES):
                 os.posix_fallocate(file.fileno(), begin, min(_RESERVED_BYTES, size - begin))
