@@ -169,6 +169,16 @@ def test_rows_for_which_the_files_may_not_grow_leave_the_last_save(tmp_path):
     assert len(read_values(tmp_path / "t")["weight"]) == 20 * ROWS
 
 
+def test_a_save_of_files_that_are_too_long_already_leaves_the_last_save(tmp_path):
+    make_folder(tmp_path / "t", rest=1)
+    values = read_values(tmp_path / "t")
+    with disk.open(tmp_path / "t") as store, file_limit(ROWS * COLUMNS * 4):
+        train(store, range(4, 6))
+        with pytest.raises(HotrowError, match="allow longer files"):
+            store.save(2)
+    assert equal(read_values(tmp_path / "t"), values)
+
+
 # --- Sandboxes -----------------------------------------------------------------------------------
 
 

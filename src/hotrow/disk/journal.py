@@ -103,12 +103,15 @@ def _check_writable(folder: Folder, layouts: Iterable[Layout]) -> int:
 
     Later, the same error would prevent other processes from opening the folder.
 
-    Returns the length of the longest file that becomes longer, or 0.
+    Returns the length of the longest file that the system may not allow, or 0.
     """
+    import resource  # does not exist on Windows
+
+    is_limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     longest = 0
     for layout in layouts:
         with folder.open(layout.file_name, "r+b") as file:
-            if os.fstat(file.fileno()).st_size < layout.file_bytes:
+            if is_limited or os.fstat(file.fileno()).st_size < layout.file_bytes:
                 longest = max(longest, layout.file_bytes)
     return longest
 
