@@ -87,6 +87,23 @@ def test_a_save_that_may_not_write_a_file_leaves_no_journal(open_folder):
     assert equal(read_values(path), values)
 
 
+def fail_to_replace(path):
+    become(USER)
+    with disk.open(path) as store, pytest.raises(HotrowError, match=r"not permitted: 'run.json'"):
+        store.save("by the user")
+
+
+@is_root
+def test_a_save_that_may_not_replace_a_file_leaves_no_journal(open_folder):
+    path = open_folder / "t"
+    make_folder(path, rest="by root")
+    for each in path.iterdir():
+        each.chmod(0o666)
+    path.chmod(0o1777)  # as in /tmp, only the owner of a file can replace it
+    run_in_child(fail_to_replace, path)
+    assert read_values(path)["rest"] == "by root"
+
+
 def save_privately(path):
     become(USER + 1, umask=0o077)
     with disk.open(path) as store:

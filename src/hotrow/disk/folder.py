@@ -159,6 +159,13 @@ class Folder:
         """Rename a file, replacing any file that already has the new name."""
         os.replace(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
+    def check_replaceable(self, name: str) -> None:
+        """Raise a PermissionError if the folder's sticky bit forbids to replace a file."""
+        folder = os.fstat(self._descriptor)
+        file = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, file.st_uid):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
+
     def is_replaced(self) -> bool:
         """Return whether another file or folder now has the path at which the folder was opened."""
         try:

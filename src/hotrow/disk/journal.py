@@ -107,6 +107,8 @@ def _check_writable(folder: Folder, layouts: Iterable[Layout]) -> int:
     """
     import resource  # does not exist on Windows
 
+    for name in (RECORD_FILE, REST_FILE):
+        folder.check_replaceable(name)
     is_limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     longest = 0
     for layout in layouts:
