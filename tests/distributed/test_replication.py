@@ -843,6 +843,70 @@ def test_a_step_that_one_rank_skips_raises_on_every_rank(skip):
         assert [error for t, error in enumerate(errors) if t != 2 + rank] == [None] * (5 + rank)
 
 
+def fail_a_step(count, on_all_ranks):
+    """Let the dense part of a step fail, and continue after the error."""
+    torch.manual_seed(0)
+    model = hotrow.convert(nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 1)), min_entries=0)
+    replicate(model, mesh_of_all(count))
+    table, dense = model[0].weight, model[1].weight
+    assert isinstance(table, Table)
+    optimizer = hotrow.optim.Adam(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        error = error_text(lambda: model(torch.tensor([1 + dist.get_rank()])).sum().backward())
+        try:
+            return error or error_text(optimizer.step)
+        except RuntimeError:  # of torch's step
+            return "failed"
+
+    errors = [step()]
+    state = optimizer.state[dense]
+    if on_all_ranks or dist.get_rank() == 1:
+        state["exp_avg"], kept = torch.zeros(5), state["exp_avg"]
+        errors.append(step())
+        state["exp_avg"] = kept
+    else:
+        errors.append(step())
+    return [*errors, step()], {"weight": table.detach()}
+
+
+@pytest.mark.parametrize("on_all_ranks", [False, True])
+def test_copies_are_compared_after_a_step_that_failed(on_all_ranks):
+    results = rank_processes(2).run(fail_a_step, 2, on_all_ranks)
+    for rank, ((first, failed, last), _) in enumerate(results):
+        assert first is None
+        assert (failed is None) == (rank == 0 and not on_all_ranks)
+        assert (last is None) == on_all_ranks
+        assert on_all_ranks or "the copies of 0.weight on rank 0 and rank 1 differ" in last
+    if on_all_ranks:
+        assert_all_the_same([values for _, values in results])
+
+
+def step_half_of_a_table():
+    """Change an option on one rank of a mesh with two dimensions."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(8, 1), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    replicate(hotrow.distributed.shard(layer, mesh["shards"]), mesh["replicas"])
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=1.0)
+    before, errors = layer.weight.detach().clone(), []
+    for t in range(3):
+        optimizer.zero_grad()
+        layer(torch.arange(8)).sum().backward()
+        optimizer.param_groups[0]["lr"] = 2.0 if t == 1 and dist.get_rank() == 0 else 1.0
+        errors.append(error_text(optimizer.step))
+    return errors, (before - layer.weight.detach()).flatten().tolist()
+
+
+def test_a_step_with_different_options_fails_for_all_rows_of_a_table():
+    for (first, error, last), change in rank_processes(4).run(step_half_of_a_table):
+        assert first is last is None
+        assert "steps the replicated table weight with lr=2.0, but rank 1 with lr=1.0" in error
+        torch.testing.assert_close(change, [2.0] * 4)
+
+
 def load_optimizer_state(count, on_all_ranks, steps):
     """Load another optimizer state on rank 1 or on all ranks, and continue training."""
     rank = dist.get_rank()

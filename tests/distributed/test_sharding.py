@@ -545,6 +545,39 @@ def other_look_ups(count):
     return error_text(layer, torch.tensor([0]))
 
 
+def take_rows_with_an_lr_per_rank(count, name, option):
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(4, 1), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    rank, local = dist.get_rank(), slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
+    dense = nn.Parameter(layer.weight.detach().clone()[local])
+    hotrow.distributed.shard(layer, mesh_of_all(count))
+    ours = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1)
+    theirs = getattr(torch.optim, name)([dense], lr=0.1)
+    for t in range(4):
+        ids = torch.arange(4) if t == 0 else torch.tensor([0, 2])
+        for optimizer in (ours, theirs):
+            optimizer.zero_grad()
+            group = optimizer.param_groups[0]
+            if option == "lr" or t == 0:
+                group[option] = {"lr": 0.1 / (1 + t * rank), "betas": (0.9 - rank / 2, 0.9)}[option]
+        layer(ids).square().sum().backward()
+        ours.step()
+        dense[ids[ids // 2 == rank] - 2 * rank].square().sum().backward()
+        theirs.step()
+    ours.zero_grad()
+    vocabulary.take(layer, [2, 3, 0, 1], ours)
+    parts = [torch.empty_like(dense) for _ in range(count)]
+    dist.all_gather(parts, dense.detach())
+    return layer.weight.detach(), torch.cat(parts)[[2, 3, 0, 1]][local]
+
+
+@pytest.mark.parametrize(("name", "option"), [("AdamW", "lr"), ("AdamW", "betas"), ("Adam", "lr")])
+def test_missed_steps_keep_the_options_of_their_rank_when_rows_move(name, option):
+    for ours, theirs in rank_processes(2).run(take_rows_with_an_lr_per_rank, 2, name, option):
+        torch.testing.assert_close(ours, theirs)
+
+
 def cast_on_one_rank(count, before, after):
     model = distribute(converted_model().to(getattr(torch, before)), "shard", count)
     assert isinstance(model.user.weight, Table)

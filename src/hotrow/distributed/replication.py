@@ -217,15 +217,34 @@ class _Replicas:
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
+        failure: HotrowError | None = None
+        try:
+            kind = self._agree_on_step(table, options, loaded, kind)
+        except HotrowError as error:
+            failure = error
+        try:
+            if table.shards is not None:  # ranks with other rows must not take this step alone
+                table.shards.agree_on_step(failure)
+            if failure is not None:
+                raise failure
+        finally:
+            failure = None  # drop the error, whose traceback refers to the table
+        return kind
+
+    def _agree_on_step(
+        self,
+        table: Table,
+        options: Mapping[str, str],
+        loaded: Mapping[str, Any] | None,
+        kind: StepKind,
+    ) -> StepKind:
         state = "none" if loaded is None else _hash_values(loaded).hex()
         options = {"table": self.name, **options, "loaded state": state}
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = zlib.crc32(repr(options).encode())
         value = (checksum << 4) | (settled << 2) | int(kind)
-        received = self.ranks.exchange_counts(
-            "take a step", [value] * self.ranks.count, fix="take the same steps on every rank"
-        )
+        received = self.ranks.agree_on_step(value)
         if any(each >> 4 != checksum for each in received):
             self._raise_different_options(options)
         most_settled = max((each >> 2) & 3 for each in received)

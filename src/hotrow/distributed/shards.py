@@ -63,6 +63,10 @@ class Shards:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.name}", rows, failure)
 
+    def agree_on_step(self, failure: Exception | None) -> None:
+        """Raise an error of any rank on all ranks, unless all of them take a step."""
+        self.ranks.agree_on_step(failure=failure)
+
     def all_equal(self, values: Sequence[int]) -> bool:
         """Return whether these values are the same on all ranks."""
         bounds = torch.tensor([*values, *(-value for value in values)], device=self.ranks.device)

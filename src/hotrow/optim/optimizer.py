@@ -333,7 +333,10 @@ class RowOptimizer(_Optimizer):
                 gradient.step_all_rows()
         self._loaded -= {table for _, table, _ in gradients}
         tables = [gradients[index][1] for _, index in prepared]
-        return [table for table in tables if table.has_equal_replicas]
+        equal = [table for table in tables if table.has_equal_replicas]
+        for table in equal:
+            table.equal_version = None  # until the step is complete: it may fail on one rank
+        return equal
 
     def _describe_options(self, group: ParamGroup) -> dict[str, str]:
         """Return the optimizer's name and its options as text, to compare them between ranks."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils._pytree import register_pytree_node
 
 from hotrow.optim import exclusive_access
@@ -86,7 +87,7 @@ class RowState(dict[str, Any]):
 
     def _keep_alias(self, name: str, tensor: Tensor, data: Tensor) -> None:
         """Keep a tensor that other code uses, and its data, which that code may replace."""
-        if type(tensor) is Tensor and tensor.layout == torch.strided:
+        if type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided:
             alias = _Alias(tensor, data, dict.__getitem__(self, name))
             self.aliases = {**(self.aliases or {}), name: alias}
 

@@ -106,6 +106,9 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     def refuse_averaging(self) -> None:
         """Raise an error if torch's model averaging is about to replace this process's rows."""
 
+    def agree_on_step(self, failure: Exception | None) -> None:
+        """Raise an error of any process in all of them, unless all of them take a step."""
+
     def all_equal(self, values: Sequence[int]) -> bool:
         """Return whether these values are the same in all processes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -214,14 +215,15 @@ def _match_lags(table: Table) -> None:
     """Close the lag of a sharded table on every rank, unless all ranks have missed the same steps.
 
     A row that moves to another rank keeps the number of its last step, which counts the entries of
-    a ledger. If one rank has read its rows or saved the state, its ledger or its record of settled
-    steps differs.
+    a ledger. If one rank has read its rows, saved the state or stepped with other options, its
+    ledger or its record of settled steps differs.
     """
     assert table.shards is not None
     lag = table.lag
-    steps = [-1] * 3
+    steps = [-1] * 4
     if isinstance(lag, RowLag):
-        steps = [lag.ledger.start_step, lag.ledger.length, lag.settled_steps]
+        options = repr(lag.group_options).encode() + lag.ledger.entries().tobytes()
+        steps = [lag.ledger.start_step, lag.ledger.length, lag.settled_steps, zlib.crc32(options)]
     if not table.shards.all_equal(steps):
         table.close_lag()
 
