@@ -8,6 +8,7 @@ from torch import nn
 
 import hotrow
 from hotrow import HotrowError
+from hotrow.table import lookup
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
@@ -321,6 +322,75 @@ def test_a_tensor_that_was_read_before_the_first_row_step_is_part_of_the_state(n
         found.append([layer.weight.detach(), optimizer.state[layer.weight][slot], kept])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class LookUp(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, ids):
+        return lookup.look_up(self.weight, ids)
+
+
+@pytest.mark.parametrize("becomes_table", ["before", "in the first step"])
+@pytest.mark.parametrize(
+    "begin", [lambda *pair: pair, after_a_dense_step, after_a_load, after_a_copy]
+)
+@pytest.mark.parametrize(("name", "slot"), [("SGD", "momentum_buffer"), ("Adagrad", "sum")])
+def test_a_dict_that_was_read_before_the_first_row_step_is_the_state(
+    name, slot, begin, becomes_table, monkeypatch
+):
+    monkeypatch.setattr(lookup, "MIN_TABLE_ENTRIES", 0)
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = make(library, name)
+        if library is hotrow and becomes_table != "before":
+            layer = LookUp(layer.weight.detach().clone())
+            optimizer = type(optimizer)(layer.parameters(), **optimizer.defaults)
+        layer, optimizer = begin(layer, optimizer)
+        if becomes_table != "before":
+            step(layer, optimizer, 0)
+        kept = optimizer.state[layer.weight]
+        for t in range(6):
+            step(layer, optimizer, t)
+            assert kept is optimizer.state[layer.weight]
+            if t in (2, 4):
+                kept[slot] = kept[slot] * 0.5
+        if library is hotrow:
+            assert type(layer.weight) is Table
+        found.append([layer.weight.detach(), kept[slot]])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_parameter_may_be_part_of_the_state():
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = make(library)
+        step(layer, optimizer, 0)
+        kept = nn.Parameter(torch.ones(ROWS, COLUMNS), requires_grad=False)
+        optimizer.state[layer.weight]["momentum_buffer"] = kept
+        for t in range(1, 6):
+            step(layer, optimizer, t)
+            assert optimizer.state[layer.weight]["momentum_buffer"] is kept
+            kept.data = kept.data * 0.5
+        found.append([layer.weight.detach(), kept.detach()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_state_of_an_optimizer_can_be_copied_with_its_type():
+    """As libraries do that move each state to a device."""
+    layer, optimizer = make(hotrow)
+    step(layer, optimizer, 0)
+    state = optimizer.state[layer.weight]
+    for copied in (type(state)(dict(state)), type(state)(list(state.items())), copy.copy(state)):
+        assert torch.equal(copied["momentum_buffer"], state["momentum_buffer"])
+    for copied in (optimizer.state.copy(), copy.copy(optimizer.state)):
+        assert type(copied) is type(optimizer.state)
+        assert copied[layer.weight] is state
+        assert copied["new"] == {}
 
 
 def test_the_initial_state_of_adagrad_can_be_kept():

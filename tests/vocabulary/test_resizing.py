@@ -1,5 +1,6 @@
 """Compare changes to a vocabulary with the same changes made by hand in dense training."""
 
+import collections
 import copy
 import gc
 import io
@@ -516,6 +517,39 @@ def test_a_state_with_old_rows_is_found_wherever_it_comes_from(origin):
     take_step(layer, optimizers[0])
     with pytest.raises(HotrowError, match="rows of its state did not"):
         take_step(layer, optimizers[1])
+
+
+RESETS = [
+    lambda optimizer: optimizer.state.clear(),
+    lambda optimizer: optimizer.state.popitem(),
+    lambda optimizer: setattr(optimizer, "state", collections.defaultdict(dict)),
+    None,  # assign another state
+]
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_rows_can_be_added_after_the_state_was_reset(reset):
+    found = []
+    for library in (hotrow, torch):
+        torch.manual_seed(0)
+        layer = nn.Embedding(6, 2)
+        if library is hotrow:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizer = library.optim.Adam(layer.parameters(), lr=0.1)
+        for _ in range(3):
+            take_step(layer, optimizer)
+        weight = layer.weight
+        if reset is None:
+            optimizer.state[weight] = {k: v * 2 for k, v in optimizer.state[weight].items()}
+        else:
+            reset(optimizer)
+        vocabulary.resize(layer, 8, optimizer, init=nn.init.zeros_)
+        for _ in range(3):
+            take_step(layer, optimizer)
+        found.append([layer.weight.detach(), optimizer.state[layer.weight]["exp_avg_sq"]])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.filterwarnings("ignore:SGD updates every row")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,7 +51,7 @@ from hotrow.optim.misuse import (
 )
 from hotrow.optim.old_rows import refuse_old_rows, register
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group, option_text
-from hotrow.optim.state import RowState
+from hotrow.optim.state import RowState, States
 from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
@@ -136,6 +137,7 @@ class RowOptimizer(_Optimizer):
             HotrowError: the group contains a table and an option that tables do not support.
         """
         register(self)
+        self._use_row_states()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if any(isinstance(parameter, Table) for parameter in group["params"]):
@@ -144,6 +146,13 @@ class RowOptimizer(_Optimizer):
             except HotrowError:
                 self.param_groups.pop()
                 raise
+
+    def _use_row_states(self) -> None:
+        """Let other code keep the state of a table before the first step."""
+        if isinstance(self.state, States):
+            self.state.convert()
+        elif type(self.state) is defaultdict:  # torch's
+            self.state = States(self.state)
 
     def _check_options(self, group: ParamGroup) -> None:
         for option in filter(group.get, _UNSUPPORTED_OPTIONS):
@@ -386,6 +395,7 @@ class RowOptimizer(_Optimizer):
                     lookup_axis = parameter.__dict__.get("lookup_axis")
                     if lookup_axis and not isinstance(parameter, Table):
                         Table.adopt(parameter, columns=lookup_axis == "columns")
+                        self._use_row_states()
 
     def _has_other_gradients(self) -> bool:
         """Return whether any parameter other than a table has a gradient."""
@@ -641,6 +651,7 @@ class RowOptimizer(_Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         register(self)
+        self._use_row_states()
         for _, table in find_tables(self.param_groups):
             if self.state.get(table) and table.last_optimizer is None and table.backing is None:
                 table.record_optimizer(self)  # the table and its optimizer are copies

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
@@ -14,6 +15,7 @@ from torch.nn import Parameter
 from torch.utils._pytree import register_pytree_node
 
 from hotrow.optim import exclusive_access
+from hotrow.table.parameter import Table
 from hotrow.table.row_change import trim_storage, untrimmed
 
 
@@ -47,10 +49,10 @@ class RowState(dict[str, Any]):
     aliases: dict[str, _Alias] | None = None
     is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
 
-    def __init__(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, state: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
         """Copy a state, whose tensors other code may keep."""
         super().__init__()
-        for name, value in state.items():
+        for name, value in dict(state).items():
             if _has_rows(value):
                 self._store(name, value)
             else:
@@ -160,6 +162,40 @@ class RowState(dict[str, Any]):
         lag = self.lag
         if lag is not None:
             lag.close()
+
+
+class States(defaultdict[Any, dict[str, Any]]):
+    """torch's `Optimizer.state`, in which the state of a table is a `RowState` from the start.
+
+    So other code can keep the dict before the first step. The state of a table on disk is in its
+    folder until the first step.
+    """
+
+    def __init__(self, states: Mapping[Any, Any] = MappingProxyType({})) -> None:
+        super().__init__(dict, states)
+        self.convert()
+
+    def __missing__(self, parameter: Any) -> dict[str, Any]:
+        state = self[parameter] = RowState() if _is_in_memory(parameter) else {}
+        return state
+
+    def convert(self) -> None:
+        """Convert the states of parameters that have become tables."""
+        for parameter, state in self.items():
+            if type(state) is dict and _is_in_memory(parameter):
+                self[parameter] = RowState(state)
+
+    def copy(self) -> States:  # noqa: D102
+        return States(self)
+
+    __copy__ = copy
+
+    def __reduce__(self) -> Any:
+        return States, (dict(self),)
+
+
+def _is_in_memory(parameter: Any) -> bool:
+    return isinstance(parameter, Table) and parameter.backing is None
 
 
 class _Alias:

@@ -66,6 +66,11 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
     if isinstance(weight, Table) and isinstance(optimizer, RowOptimizer):
         # Raises an error if the state has old rows; reads it from the files if not done yet.
         optimizer.table_state(weight)
+    if isinstance(weight, Table) and last is optimizer and weight.backing is None:
+        # Other code may have replaced or deleted the state after the last step.
+        if run is not None and run.state is not optimizer.state.get(weight):
+            weight.close_lag()
+        return
     if (run is not None and run.state is not optimizer.state.get(weight)) or (
         has_state and optimizer is not last and not row_tensors(optimizer, weight)
     ):
