@@ -217,36 +217,12 @@ class _Replicas:
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
-        failure: HotrowError | None = None
-        try:
-            kind = self._agree_on_step(table, options, loaded, kind)
-        except HotrowError as error:
-            failure = error
-        try:
-            if table.shards is not None:  # ranks with other rows must not take this step alone
-                table.shards.agree_on_step(failure)
-            if failure is not None:
-                raise failure
-        finally:
-            failure = None  # drop the error, whose traceback refers to the table
-        return kind
-
-    def _agree_on_step(
-        self,
-        table: Table,
-        options: Mapping[str, str],
-        loaded: Mapping[str, Any] | None,
-        kind: StepKind,
-    ) -> StepKind:
         state = "none" if loaded is None else _hash_values(loaded).hex()
         options = {"table": self.name, **options, "loaded state": state}
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = zlib.crc32(repr(options).encode())
-        value = (checksum << 4) | (settled << 2) | int(kind)
-        received = self.ranks.agree_on_step(value)
-        if any(each >> 4 != checksum for each in received):
-            self._raise_different_options(options)
+        received = self._agree_on_step(table, options, (checksum << 4) | (settled << 2) | int(kind))
         most_settled = max((each >> 2) & 3 for each in received)
         highest_kind = max(each & 3 for each in received)
         if table.lag is not None and most_settled == 2:
@@ -254,6 +230,28 @@ class _Replicas:
         elif most_settled:
             table.settle()
         return StepKind(highest_kind)
+
+    def _agree_on_step(self, table: Table, options: Mapping[str, str], value: int) -> list[int]:
+        """Return the values of all ranks, which must have the same options.
+
+        Also raise errors on the ranks with other rows, because they must not take this step alone.
+        """
+        received: list[int] = []
+        failure: HotrowError | None = None
+        try:
+            received = self.ranks.agree_on_step(value)
+            if any(each >> 4 != value >> 4 for each in received):
+                self._raise_different_options(options)
+        except HotrowError as error:
+            failure = error
+        try:
+            if table.shards is not None:
+                table.shards.agree_on_step(failure)
+            if failure is not None:
+                raise failure
+        finally:
+            failure = None  # drop the error, whose traceback refers to the table
+        return received
 
     def _raise_different_options(self, options: Mapping[str, str]) -> NoReturn:
         """Raise an error that names the first option that differs between the ranks."""

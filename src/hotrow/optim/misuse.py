@@ -51,7 +51,6 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             return
         tables = find_tables(optimizer.param_groups)
         for group, table in tables:
-            register(optimizer)
             refuse_old_rows(optimizer, table)
             _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
@@ -61,6 +60,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         if not tables or optimizer in _warned:
             return
         _warned.add(optimizer)
+        register(optimizer)
         name, shape = type(optimizer).__name__, tuple(tables[0][1].shape)
         warnings.warn(
             f"{name} updates every row of the {shape} table that hotrow.convert created, so it is "
