@@ -8,8 +8,8 @@
 without. Each attack prints "N tried, M lost". What counts as lost depends on the attack:
 
 - `kills` sends SIGKILL to a process that trains, saves, and changes the number of rows. Lost: an
-  acknowledged save is missing, the folder doesn't open, or the values or the number of rows differ
-  from those of the same training in memory.
+  acknowledged save is missing, the folder doesn't open, a step or a save raises an error, or the
+  values or the number of rows differ from those of the same training in memory.
 - `flips` flips one bit of one file. Lost: hotrow reads different values without an error, or its
   error doesn't name the file.
 - `full` fills the disk (a tmpfs, which requires root) during training. Lost: the same cases as for
@@ -35,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -152,6 +153,8 @@ def forked(run: Callable[[int], None]) -> Iterator[tuple[int, int]]:
             code = 0
         except HotrowError:
             code = 2
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writer)
@@ -193,8 +196,10 @@ def kills(count: int, chance: random.Random) -> Iterator[bool]:
                 time.sleep(chance.random() * MAX_SECONDS)
                 os.kill(child, signal.SIGKILL)
                 saved += read_all(pipe)
-                os.waitpid(child, 0)
-            loss = is_lost(folder, saved)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code not in (-signal.SIGKILL, 2):
+                raise RuntimeError(f"the process that saves failed, with exit code {code}")
+            loss = code == 2 or is_lost(folder, saved)
             yield loss
             if not loss:
                 saved = read_folder(folder)[0]

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import durability
 from hotrow.disk import store
+from hotrow.disk.journal import WHOLE_FILE
 from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
@@ -45,11 +46,15 @@ def test_no_rank_waits_for_a_killed_rank():
 
 @exhaustive
 def test_the_attack_notices_saves_without_a_journal(monkeypatch):
-    def write_in_place(folder, writes, complete):
+    def write_in_place(folder, layouts, writes, complete):
+        writes = list(writes)
+        for layout in layouts:
+            with folder.open(layout.file_name, "r+b") as file:
+                file.truncate(layout.file_bytes)
         for name, offset, data in writes:
             with folder.open(name, "r+b") as file:
-                if offset == (1 << 64) - 1:
-                    file.truncate()
+                if offset == WHOLE_FILE:
+                    file.truncate(0)
                 else:
                     file.seek(offset)
                 file.write(data)
