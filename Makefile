@@ -13,7 +13,8 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
 
 # Run one test process per core. Each process uses one thread unless a test sets more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
-FIND_CHROMIUM := scripts/find-program.sh chromium chromium chromium-browser google-chrome
+FIND_CHROMIUM := scripts/find-program.sh chromium-headless-shell chromium-headless-shell chromium \
+    chromium-browser google-chrome
 
 .PHONY: run check test test-all fuzz gpu test-torch integrations lint docs lessons bench sameness clean
 

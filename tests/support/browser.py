@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
