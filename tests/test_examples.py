@@ -60,6 +60,7 @@ def done(request):
     return run(request.param)
 
 
+@exhaustive
 def test_torch_and_hotrow_reach_the_same_losses(done):
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
@@ -156,6 +157,7 @@ def test_help(example, monkeypatch, capsys):
         assert option in shown
 
 
+@exhaustive
 def test_an_invalid_setting_is_rejected():
     done = python("recommender.py", "--steps=0")
     assert done.returncode == 2

@@ -67,6 +67,7 @@ def test_the_command_runs_in_its_own_process(tmp_path):
     assert [record[key] for key in ("rows", "columns", "ids")] == [300, 8, 64]
 
 
+@exhaustive
 def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
     path = tmp_path / "bench.json"
     code, out, _ = run(*SMALL, "--json", path)
@@ -135,6 +136,7 @@ def test_rows_that_are_not_equal_exit_1(run, monkeypatch, tmp_path):
     assert not path.exists()
 
 
+@exhaustive
 def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
     table = 4 * 300 * 8
     # There is enough memory only for the first peers.

@@ -77,6 +77,7 @@ def test_dense_peers_take_shorter_turns_and_ratios_are_by_turn():
     assert ratios == {"median": 0.75, "p20": 0.6, "p80": 0.9}
 
 
+@exhaustive
 def test_equality_shows_which_peers_are_equal(records):
     peers = records["adamw"]["peers"]
     assert peers["hotrow"]["equality"]["reference"] == "torch.optim.AdamW"
@@ -153,6 +154,7 @@ def test_another_optimizer_is_not_equal():
         Measurement(replace(ADAMW, peers=(HOTROW,)), types).run()
 
 
+@exhaustive
 def test_unequal_peers_are_recorded_and_failing_ones_removed():
     def build_failing(*arguments):
         peer = PEER_TYPES["torch sparse"].build(*arguments)
@@ -188,6 +190,7 @@ def test_peers_may_have_different_sizes(records):
     assert [peer["rows"] for peer in records["rows"]["peers"].values()] == [300, 100, 300]
 
 
+@exhaustive
 def test_threads_are_set_for_a_turn_and_restored(monkeypatch):
     seen = []
     step = Peer.step

@@ -99,6 +99,7 @@ def test_a_peer_that_does_not_fit_is_not_measured(monkeypatch):
     assert record["peers"]["torch sparse"]["error"] == expected
 
 
+@exhaustive
 def test_a_peer_that_cannot_be_built_needs_no_memory(monkeypatch):
     def build(case, others):
         raise ModuleNotFoundError("not here")

@@ -8,6 +8,7 @@ import torch
 
 from hotrow.bench import process
 from hotrow.bench.environment import SETTINGS, describe_environment
+from tests.support.exhaustive import exhaustive
 
 
 def work(case, report_progress):
@@ -29,12 +30,14 @@ def run(case):
     return result, seen
 
 
+@exhaustive
 def test_a_job_has_its_settings_threads_and_progress():
     result, seen = run("works")
     assert result == {"settings": SETTINGS, "threads": 1, "here": False}
     assert seen == [(0.5, "half")]
 
 
+@exhaustive
 def test_a_job_that_fails_or_dies_raises():
     with pytest.raises(process.JobError, match=r"^ValueError: no such number$") as failed:
         run("fails")

@@ -97,6 +97,7 @@ def test_overlapping_suites_and_names_run_once(run, monkeypatch):
     assert requested == list(SUITES["quick"])
 
 
+@exhaustive
 def test_a_failed_workload_does_not_stop_the_others(run, monkeypatch, tmp_path):
     def run_in_process(workload, options, report_progress):
         if workload.name == "adamw-1k-16":

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from benchmarks import explanation
+from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "docs/explanation"
@@ -19,6 +20,7 @@ def test_the_figures_show_the_recorded_runs(tmp_path):
         assert (tmp_path / name).read_text() == (FOLDER / name).read_text()
 
 
+@exhaustive
 @pytest.mark.parametrize("name", explanation.OPTIMIZERS)
 def test_a_rerun_gives_the_recorded_weight(name):
     batches, weights = explanation.follow_weight(name)
@@ -26,6 +28,7 @@ def test_a_rerun_gives_the_recorded_weight(name):
     assert weights == pytest.approx(RUNS["weight"]["values"][name], abs=3e-6)
 
 
+@exhaustive
 @pytest.mark.parametrize("name", explanation.OPTIMIZERS)
 def test_a_shorter_rerun_gives_the_recorded_losses(name):
     recorded = RUNS["loss"][str(explanation.DRAWN_RATE)][name]

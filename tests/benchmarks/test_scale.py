@@ -98,6 +98,7 @@ def test_bytes_of_a_sharded_step_match_the_formula(count, together):
     assert sum(sent for sent, _ in found) == expected
 
 
+@exhaustive
 @pytest.mark.parametrize("count", grid((1, 2, 3), (3).__eq__))
 def test_bytes_of_a_replicated_step_match_the_formula(count):
     found = rank_processes(count).run(bytes_of_step, "replicate", count)
@@ -158,6 +159,7 @@ def test_two_processes_resumed_by_three_print_the_same_as_one(tmp_path):
     assert rest == alone[5:]
 
 
+@exhaustive
 def test_an_example_does_not_overwrite_a_checkpoint(tmp_path):
     words = *SMALL, "--until=1", "--save", str(tmp_path / "checkpoint")
     run(2, "sharded", *words)
@@ -168,6 +170,7 @@ def test_an_example_does_not_overwrite_a_checkpoint(tmp_path):
     assert saved == {path: path.read_bytes() for path in saved}
 
 
+@exhaustive
 def test_a_replicated_model_prints_the_same_as_one_process():
     alone = run(1, "replicated", *TEXT)
     assert run(3, "replicated", *TEXT) == alone

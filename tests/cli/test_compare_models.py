@@ -18,6 +18,7 @@ from hotrow.cli import compare as cli_compare
 from hotrow.cli import main as cli
 from hotrow.inputs import loader
 from hotrow.onehot.rules import products
+from tests.support.exhaustive import exhaustive
 
 pytestmark = pytest.mark.usefixtures("small_tables")
 
@@ -297,6 +298,7 @@ def test_an_internal_error_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "RuntimeError: only the converted model raises ZeroDivisionError" in found.err
 
 
+@exhaustive
 def test_the_current_directory_is_importable(folder: Path) -> None:
     command = [Path(sys.executable).parent / "hotrow", "compare", "nets.models:plain"]
     done = subprocess.run(

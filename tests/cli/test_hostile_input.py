@@ -437,6 +437,7 @@ print(f"30 killed, {lost} lost, interrupted: {temporary > 0}")
 """
 
 
+@exhaustive
 def test_killed_write_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLS, tmp_path / "page.html"], capture_output=True, text=True

@@ -9,6 +9,7 @@ import pytest
 
 import _hotrow_command
 from hotrow.cli import main as cli
+from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
 # Send Ctrl-C when Python looks for the module that the first argument names.
@@ -40,6 +41,7 @@ def test_ctrl_c_during_an_import_ends_the_command_silently(module: str) -> None:
     assert start(module) == (130, "", "")
 
 
+@exhaustive
 def test_ignored_ctrl_c_stays_ignored_during_imports() -> None:
     code, out, err = start("ignored torch")
     assert (code, out.split()[0], err) == (0, "hotrow", "")

@@ -14,6 +14,7 @@ from hotrow.conversion import sampling
 from hotrow.conversion.report import NOTHING_FOUND
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
+from tests.support.exhaustive import exhaustive
 from tests.support.tolerance import assert_same_bits
 
 DEFAULT = sampling.MIN_ENTRIES  # saved here, because a fixture changes MIN_ENTRIES
@@ -310,6 +311,7 @@ def test_storage_that_the_model_shares_on_purpose_stays_shared(make):
     assert model[0].weight.data_ptr() == address
 
 
+@exhaustive
 def test_the_first_conversion_of_a_process_may_be_in_inference_mode():
     script = """
 import torch, hotrow

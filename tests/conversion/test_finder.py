@@ -22,6 +22,7 @@ from hotrow.conversion.report import NOTHING_FOUND
 from hotrow.onehot.encoding import one_hot
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.parameter import Table
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.onehots import IDS, LargestAllocation, assert_alike, outcome
 from tests.support.tolerance import assert_same_bits
 
@@ -933,6 +934,7 @@ def test_functional_call_and_function_transforms():
         torch.testing.assert_close(transform(loss(other)), expected)
 
 
+@exhaustive
 def test_vmap_inside_the_model():
     """This test runs in a subprocess, because the code once crashed the interpreter."""
     import subprocess
@@ -1051,7 +1053,7 @@ class Fields(nn.Module):
         return self.linear(torch.cat([hot, F.one_hot(y, 3).float(), columns], -1))
 
 
-@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", grid([None, True], bool), ids=["static", "dynamic"])
 def test_torch_compile_gives_the_same_results(dynamic):
     model = Fields()
     other = convert(copy.deepcopy(model))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import hotrow
 from hotrow import HotrowError, convert
 from hotrow.conversion import sampling
+from tests.support.exhaustive import exhaustive
 from tests.support.tolerance import assert_same_bits
 
 DEFAULT = sampling.MIN_ENTRIES  # saved here, because a fixture changes MIN_ENTRIES
@@ -402,7 +403,7 @@ class Gate(Scaled):
         lambda: Twice(Small),
         lambda: Twice(Scaled),
         lambda: Twice(Gate),
-        lambda: Late(lambda: Small(50_000)),
+        pytest.param(lambda: Late(lambda: Small(50_000)), marks=exhaustive),
     ],
 )
 def test_checkpoint_recomputes_with_the_same_search(make):

@@ -21,7 +21,7 @@ from hotrow.disk.folder import Folder
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
 from tests.disk.test_store import Crash, raise_at_line, save_raises
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_same_bits
 from tests.support.vocabularies import COLUMNS, TableRun, ThreeRuns
 
@@ -509,6 +509,7 @@ def test_too_little_disk_space_is_an_error(missing, disk_run, monkeypatch):
         run.resize(2500, None)
 
 
+@exhaustive
 def test_a_full_tmpfs_is_an_error_before_the_rows_change(disk_run):
     parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:

@@ -22,6 +22,7 @@ from hotrow.disk.folder import Folder
 from hotrow.disk.mapped_tensor import MappedTensor
 from hotrow.table.parameter import Table
 from tests.disk.folders import COLUMNS, ROWS, equal, make_folder, read_values, snapshot, train
+from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
 TENSORS = ["weight", "exp_avg", "exp_avg_sq", "last"]
@@ -293,6 +294,7 @@ def test_zeros_need_no_space_and_are_checked(tmp_path):
         disk.verify(tmp_path / "t")
 
 
+@exhaustive
 def test_checking_all_rows_takes_no_memory_for_each_row(tmp_path):
     disk.create(tmp_path / "small", 1000, 1).close()
     disk.create(tmp_path / "large", 150_000_000, 1).close()

@@ -22,6 +22,7 @@ from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk import mapped_file
 from hotrow.disk.folder import Folder
 from tests.disk.folders import COLUMNS, ROWS, equal, make_folder, read_values, train
+from tests.support.exhaustive import exhaustive
 
 USER = 1000
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes the user")
@@ -306,6 +307,7 @@ hotrow.optim.Adam(store.layer.parameters()).step()
 """
 
 
+@exhaustive
 def test_a_save_at_exit(tmp_path):
     make_folder(tmp_path / "t")
     command = [sys.executable, "-W", "error", "-c", AT_EXIT, str(tmp_path / "t")]

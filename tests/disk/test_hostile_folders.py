@@ -25,6 +25,7 @@ from tests.disk.folders import (
     snapshot,
     train,
 )
+from tests.support.exhaustive import exhaustive
 
 FILES = [
     "exp_avg.checksums.safetensors",
@@ -452,6 +453,7 @@ except ValueError as error:
 """
 
 
+@exhaustive
 def test_a_second_process_cannot_open_the_folder_whatever_is_deleted(folder):
     with disk.open(folder) as store:
         for name in ("lock", "run.json"):

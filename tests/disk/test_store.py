@@ -440,6 +440,7 @@ def test_new_files_are_durable_before_the_journal_that_names_them(tmp_path, even
     assert "flush t" in before[last:]
 
 
+@exhaustive
 def test_a_killed_process_leaves_a_complete_save(tmp_path):
     create(tmp_path / "t").close()
     code = LOOP.format(tests=str(ROOT))

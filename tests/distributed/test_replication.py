@@ -137,7 +137,7 @@ def read_on_one_rank(count, name, when):
     return state_values(model, optimizer)
 
 
-@pytest.mark.parametrize("when", ["before", "between"])
+@pytest.mark.parametrize("when", grid(["before", "between"], "between".__eq__))
 @pytest.mark.parametrize("name", READS)
 def test_replicas_keep_the_same_bits_when_one_rank_reads(name, when):
     assert_all_the_same(rank_processes(2).run(read_on_one_rank, 2, name, when))
@@ -199,7 +199,9 @@ def read_gradient_on_one_rank(count, name, accumulate):
             for accumulate in (False, True)
             if not (accumulate and name in ASSIGNMENTS)
         ),
-        lambda name, accumulate: not accumulate,
+        lambda name, accumulate: (
+            not accumulate and name in ("a hook", "a view", "a row", "a product", "a dense copy")
+        ),
     ),
 )
 def test_replicas_keep_the_same_bits_when_one_rank_reads_a_gradient(name, accumulate):

@@ -46,7 +46,7 @@ from tests.support.distributed_training import (
     train_with_ddp,
     trainable_parameters,
 )
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.ranks import mesh_of_all, rank_processes
 from tests.support.tolerance import assert_no_worse, assert_same_bits
 
@@ -1102,7 +1102,7 @@ def train_over_ranks(tables, gradients, hook):
     return error_text(lambda: wrapped(torch.arange(6)).sum().backward())
 
 
-@pytest.mark.parametrize("hook", [None, "fp16", "powerSGD"])
+@pytest.mark.parametrize("hook", grid([None, "fp16", "powerSGD"], lambda hook: hook is None))
 @pytest.mark.parametrize(
     ("tables", "gradients", "is_accepted"),
     [
@@ -1688,6 +1688,7 @@ def change_keys(method, count, operation, keys_of_ranks):
 KEYS = [["a", "b"], ["c", "d"]], [["a", "b"], ["b", "a"]], [[1, 2], [1, 3]], [["a", "b"], ["a"]]
 
 
+@exhaustive
 @pytest.mark.parametrize("method", ["shard", "replicate"])
 @pytest.mark.parametrize(
     ("operation", "keys_of_ranks"),

@@ -27,7 +27,13 @@ PAGES = [
 ]
 # README.zh-CN repeats the blocks of README. The other two pages start processes or train for
 # several seconds.
-SLOW = ("README.zh-CN", "docs/how-to/distributed", "docs/tutorials/first-model")
+SLOW = (
+    "README",
+    "README.zh-CN",
+    "docs/explanation/sparse-adam",
+    "docs/how-to/distributed",
+    "docs/tutorials/first-model",
+)
 
 
 def _as_case(path: Path) -> object:

@@ -22,6 +22,7 @@ import hotrow
 from hotrow import HotrowError
 from hotrow.inputs import files
 from hotrow.inputs.tokenizer import open_tokenizer
+from tests.support.exhaustive import exhaustive
 
 MIB = 1 << 20
 
@@ -348,6 +349,7 @@ def test_open_file_without_a_name_is_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@exhaustive
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_file_with_the_output_of_the_command_is_not_replaced(tmp_path: Path, stream: str) -> None:
     path = tmp_path / "page.html"

@@ -176,6 +176,7 @@ def test_process_ends_with_the_tokenizer(tmp_path: Path) -> None:
     assert not child.is_running()
 
 
+@exhaustive
 def test_file_in_the_current_folder_does_not_replace_a_library(tmp_path: Path) -> None:
     for name in ("tokenizers", "json", "struct", "resource"):
         (tmp_path / f"{name}.py").write_text("open('sprung', 'w')\nraise ImportError\n")

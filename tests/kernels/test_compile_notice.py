@@ -7,6 +7,7 @@ import pytest
 
 from hotrow.kernels import compile_notice
 from hotrow.kernels.compile_notice import show_compile_notice
+from tests.support.exhaustive import exhaustive
 
 
 class Terminal(io.StringIO):
@@ -30,6 +31,7 @@ def shown_text(monkeypatch, stream, wait, times=1):
     return stream.getvalue()
 
 
+@exhaustive
 def test_a_slow_compilation_shows_one_message(short_delay, monkeypatch):
     text = shown_text(monkeypatch, Terminal(), 30)
     assert text == "hotrow.optim.rules.adam: compiling once for this machine (a few seconds)\n"
@@ -37,6 +39,7 @@ def test_a_slow_compilation_shows_one_message(short_delay, monkeypatch):
     assert shown_text(monkeypatch, Terminal(), 0.1) == ""
 
 
+@exhaustive
 def test_no_message_without_a_terminal(short_delay, monkeypatch):
     assert shown_text(monkeypatch, io.StringIO(), 0.1) == ""
 

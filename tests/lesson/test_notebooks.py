@@ -209,6 +209,7 @@ def test_readme_shows_the_lookup_figure_and_links_both_notebooks_first(build, la
         assert f"](lessons/{name})" in first
 
 
+@exhaustive
 def test_suggested_changes_run(cells, prose):
     code = "\n".join(
         cell.code for cell in cells if hasattr(cell, "code") and cell.kind != "measured"

@@ -168,7 +168,7 @@ def _describe(found, expected):
     ("creation", "bag"),
     grid(
         itertools.product(_lines(CREATIONS), _lines(BAGS)),
-        lambda creation, bag: bag == "x.sum(1)",
+        lambda creation, bag: bag == "x.sum(1)" and creation in _lines(CREATIONS)[::3],
     ),
 )
 def test_programs_with_repeated_ids_match_dense_programs(creation, bag):

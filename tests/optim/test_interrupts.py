@@ -16,7 +16,7 @@ import hotrow
 from hotrow.optim import interrupts, optimizer
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.table.parameter import Table
-from tests.support.exhaustive import exhaustive
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.interrupts import InterruptAt
 
 BATCHES = [torch.tensor(ids) for ids in ([1, 2, 2], [3], [0, 3], [5, 1])]
@@ -131,7 +131,7 @@ def test_a_lookup_is_complete_when_an_interrupt_arrives():
     assert torch.equal(found[0], model[0].weight)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", grid([True, False], bool))
 def test_an_interrupt_at_any_line_of_a_lookup_changes_no_result(compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr("hotrow.kernels.operators.is_compiled", lambda table: False)

@@ -16,7 +16,7 @@ from hotrow import HotrowError
 from hotrow.table.gradient import RowGradient
 from hotrow.table.lookup import look_up
 from hotrow.table.parameter import Table
-from tests.support.exhaustive import exhaustive
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_no_worse
 
 BACKENDS = [
@@ -65,7 +65,7 @@ def run(model, library, call, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("lookups", [1, 2, 3])
+@pytest.mark.parametrize("lookups", grid([1, 2, 3], (2).__eq__))
 def test_a_compiled_model_trains_like_torch_and_keeps_rows(backend, lookups):
     torch.manual_seed(0)
     plain = Model(lookups, padding_idx=3)

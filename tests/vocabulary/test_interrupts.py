@@ -60,6 +60,7 @@ def interrupt(call, line):
     return trace.count >= line
 
 
+@exhaustive
 @pytest.mark.parametrize("name", ["evict", "admit"])
 def test_an_interrupt_changes_the_keys_and_their_rows_or_neither(name):
     line, sizes = 0, set()
@@ -282,6 +283,7 @@ def test_layers_with_the_same_weight_change_together():
 # --- Saves by signal handlers and other threads --------------------------------------------------
 
 
+@exhaustive
 @pytest.mark.parametrize("stride", [151, pytest.param(3, marks=exhaustive)])
 def test_a_handler_may_save_while_the_rows_change(stride, tmp_path):
     line, sizes = 0, set()

@@ -15,7 +15,7 @@ from hotrow import HotrowError, vocabulary
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
 from hotrow.table.storage_growth import MIN_BYTES
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_same_bits
 from tests.support.training import EXTRA_OPTIONS, RULES, label
 from tests.support.vocabularies import COLUMNS, ThreeRuns
@@ -818,6 +818,7 @@ def test_a_compiled_model_sees_the_change():
     torch.testing.assert_close(layers[0].weight.data, layers[1].weight.data)
 
 
+@exhaustive
 def test_large_tables_grow_without_a_copy_and_continue_to_train():
     rows = MIN_BYTES // (4 * COLUMNS) + 5
     runs = ThreeRuns("Adam", {"lr": 0.1}, rows=rows)

@@ -22,6 +22,7 @@ from hotrow.kernels.cpu.threads import (
     thread_count,
 )
 from hotrow.kernels.grouping import group, sum_by_row
+from tests.support.exhaustive import exhaustive
 from tests.support.tolerance import assert_same_bits
 
 ROWS = 10 * GRAIN_SIZE
@@ -135,6 +136,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_starts_new_threads():
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
