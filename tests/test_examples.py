@@ -76,6 +76,7 @@ def test_torch_and_hotrow_reach_the_same_losses(done):
         assert a == b
 
 
+@exhaustive
 def test_the_model_beats_the_baseline(done):
     (loss,) = re.findall(r"^held-out \D*loss +([\d.]+)", done.stdout, re.MULTILINE)
     baselines = r"^  (?:unigram|base rate|mean delay)\D*([\d.]+)$"
