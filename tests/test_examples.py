@@ -84,6 +84,7 @@ def test_the_model_beats_the_baseline(done):
     assert float(loss) < float(baseline)
 
 
+@exhaustive
 def test_both_times_and_the_ratio_are_printed(done):
     for what in ("step (median), ms", "all steps, s"):
         pattern = rf"^{re.escape(what)} +([\d.]+) +([\d.]+) +([\d.]+)x$"

@@ -176,6 +176,7 @@ def test_unequal_peers_are_recorded_and_failing_ones_removed():
     assert "step" not in peers["torch sparse"]
 
 
+@exhaustive
 def test_a_record_has_the_bytes_of_its_dtype(records):
     distinct = len(torch.unique(Batches(300, 64)[0]))
     for name, item in (("adamw", 4), ("bfloat16", 2), ("float64", 8)):
@@ -185,6 +186,7 @@ def test_a_record_has_the_bytes_of_its_dtype(records):
     assert records["uniform"]["distinct_ids_per_step"] == uniform
 
 
+@exhaustive
 def test_peers_may_have_different_sizes(records):
     peers = records["ids"]["peers"]
     assert [peer.get("ids") for peer in peers.values()] == [None, 16, 4]

@@ -865,6 +865,7 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == (f"hotrow {hotrow.__version__}\n", "")
 
 
+@exhaustive
 @pytest.mark.parametrize(
     "arguments",
     grid([f"compare {ONE} --ids 1", "--help", "disk verify --help"], lambda text: "--ids" in text),

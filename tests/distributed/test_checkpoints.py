@@ -95,6 +95,7 @@ def saved(tmp_path_factory):
     return found
 
 
+@exhaustive
 @pytest.mark.parametrize("name", SAVED)
 def test_saving_does_not_change_the_run(saved, name):
     expected = train_alone(name, 2, 2)

@@ -547,6 +547,7 @@ def test_address_restores_the_view_and_the_language(open_page: Open, lang: str) 
     assert again.url.partition("#")[2] == address
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("lang", "text", "tokens", "ids"),
     grid(
@@ -1026,6 +1027,7 @@ def test_equality_is_stated_in_words_as_well_as_color(open_page: Open) -> None:
     expect(page.locator("#preset-A")).to_have_attribute("aria-pressed", "true")
 
 
+@exhaustive
 def test_page_and_figure_use_the_same_colors_for_both_methods(open_page: Open) -> None:
     page = open_page().page
     drawn = ET.fromstring(figure("cost", D=768, N=300).svg)
@@ -1553,6 +1555,7 @@ def test_training_button_stays_and_says_that_it_runs(open_page: Open) -> None:
     assert texts == ["Train", "Training…", "Training…", "Training…", "Train again"]
 
 
+@exhaustive
 def test_focus_ring_of_a_word_is_around_its_dot(open_page: Open) -> None:
     page = open_page().page
     ring = """() => { const e = document.activeElement;
@@ -1642,6 +1645,7 @@ def test_screen_reader_hears_the_answer_and_the_chosen_word(open_page: Open) -> 
     expect(page.locator("#live")).to_have_text(page.inner_text("#hero-verdict"))
 
 
+@exhaustive
 def test_language_can_change_while_a_row_travels(open_page: Open) -> None:
     recorded = open_page(everything=False, reduced_motion="no-preference")
     page = recorded.page
@@ -1652,6 +1656,7 @@ def test_language_can_change_while_a_row_travels(open_page: Open) -> None:
     assert recorded.messages == []
 
 
+@exhaustive
 def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
     page = open_page("lang=en&ids=3,1").page
     classes = page.evaluate(
@@ -1667,6 +1672,7 @@ def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
     assert page.locator("#waste-zeros span").evaluate(color) == word  # the square belongs to id 2
 
 
+@exhaustive
 def test_cells_are_colored_by_their_values(open_page: Open) -> None:
     page = open_page().page
     cells = page.evaluate(
@@ -1679,6 +1685,7 @@ def test_cells_are_colored_by_their_values(open_page: Open) -> None:
         assert abs(int(strength[:-1]) - 100 * abs(value) / largest) <= 1
 
 
+@exhaustive
 def test_every_matrix_is_colored_by_value(open_page: Open) -> None:
     page = open_page("lang=en&linear=own").page
     uncolored = page.evaluate(
@@ -1724,6 +1731,7 @@ def test_products_with_inf_are_shown(open_page: Open) -> None:
     assert "nan" in cell.inner_text()
 
 
+@exhaustive
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
 def test_first_bit_for_bit_is_explained(open_page: Open, lang: str) -> None:
     words, meaning = {
@@ -1735,6 +1743,7 @@ def test_first_bit_for_bit_is_explained(open_page: Open, lang: str) -> None:
         assert text.partition(words)[2].startswith(meaning), view
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("lang", "width"),
     grid(itertools.product(lesson.LANGUAGES, (1280, 360)), lambda lang, width: width == 360),
@@ -1837,6 +1846,7 @@ def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
     assert all(a != b for a, b in zip(*seen, strict=True))
 
 
+@exhaustive
 def test_code_has_an_install_line_and_is_saved_as_a_file(open_page: Open) -> None:
     recorded = open_page()
     page = recorded.page
@@ -1911,6 +1921,7 @@ def test_core_path_fits_a_phone_without_scrolling(open_page: Open, lang: str, wa
     assert page.evaluate(too_wide, regions) == []
 
 
+@exhaustive
 def test_chart_draws_no_zero(open_page: Open) -> None:
     page = open_page("lang=en&figure=multiplications").page
     assert page.locator("#cost-chart path").count() == 1
@@ -1930,6 +1941,7 @@ def test_core_screens_are_short(lang: str) -> None:
         assert size <= 80, id
 
 
+@exhaustive
 def test_python_code_can_be_copied(open_page: Open) -> None:
     page = open_page().page
     page.click("#lookup .python summary")

@@ -13,6 +13,7 @@ from hotrow.kernels.default import operators as default
 from hotrow.optim import ledger, updater
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
+from tests.support.exhaustive import grid
 from tests.support.tolerance import assert_same_bits
 
 ROWS, COLUMNS = 12, 3
@@ -68,7 +69,7 @@ def fail(*arguments):
     raise MemoryError
 
 
-@pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.parametrize("steps", grid([0, 5], (5).__eq__))
 @DTYPES
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_step_can_be_repeated_if_no_row_has_changed(name, dtype, steps, monkeypatch):

@@ -870,7 +870,7 @@ def test_idle_rows_with_extreme_options(name, options, dtype):
 
 @pytest.mark.parametrize(("name", "options", "weight"), EXTREME_ROWS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=exhaustive)])
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", grid([True, False], bool))
 def test_a_row_with_infinite_values_or_factors(name, options, weight, dtype, compiled, uncompiled):
     if not compiled:
         uncompiled()

@@ -72,7 +72,7 @@ def train(layer, optimizer, steps):
 )
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("place", grid(["memory", "disk"], "memory".__eq__))
 def test_a_thread_that_reads_the_state_changes_nothing(
     place, name, read, moment, at, tmp_path, monkeypatch
 ):
