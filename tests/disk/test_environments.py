@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -22,29 +21,11 @@ from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk import mapped_file
 from hotrow.disk.folder import Folder
 from tests.disk.folders import COLUMNS, ROWS, equal, make_folder, read_values, train
+from tests.support.children import fork, run_in_child
 from tests.support.exhaustive import exhaustive
 
 USER = 1000
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes the user")
-
-
-def fork(function, *arguments):
-    """Call a function in a forked child, and return the child's process number."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has threads
-        child = os.fork()
-    if not child:
-        status = 1
-        try:
-            function(*arguments)
-            status = 0
-        finally:
-            os._exit(status)
-    return child
-
-
-def run_in_child(function, *arguments):
-    assert os.waitstatus_to_exitcode(os.waitpid(fork(function, *arguments), 0)[1]) == 0
 
 
 def become(user, umask=0o022, group=USER):

@@ -476,18 +476,6 @@ def test_a_store_that_is_collected_releases_its_folder(folder):
     disk.open(folder).close()
 
 
-@pytest.mark.filterwarnings("ignore")  # JAX warns about forks if another test has imported it
-def test_a_forked_child_does_not_release_the_lock(folder):
-    with disk.open(folder) as store:
-        child = os.fork()
-        if not child:
-            store.close()
-            os._exit(0)
-        os.waitpid(child, 0)
-        with pytest.raises(HotrowError, match="is already open"):
-            disk.open(folder)
-
-
 @pytest.mark.parametrize("replace", [os.unlink, lambda path: os.link(path, f"{path}2")])
 def test_a_file_that_changes_while_the_folder_is_open_stops_the_save(folder, replace):
     expected = read_values(folder)

@@ -32,6 +32,7 @@ from hotrow.inputs import checkpoint
 from hotrow.optim import updater
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
+from tests.support.children import run_in_child
 from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 from tests.support.tolerance import assert_same_bits
@@ -980,6 +981,11 @@ def test_a_dense_step_raises_before_anything_changes(tmp_path):
             store.layer(torch.tensor([1, 2])).sum().backward()
 
 
+def refuse_to_use(store, use):
+    with pytest.raises(HotrowError, match="was opened before this process was forked"):
+        use(store)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize(
     "use", [lambda store: store.save(), lambda store: store.layer(torch.tensor([1])).sum().item()]
@@ -987,16 +993,7 @@ def test_a_dense_step_raises_before_anything_changes(tmp_path):
 def test_a_forked_child_cannot_use_its_parents_folder(tmp_path, use):
     """The parent's next save would change some of the pages that the child reads."""
     with create(tmp_path / "t") as store:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            child = os.fork()
-        if not child:
-            try:
-                use(store)
-            except HotrowError as error:
-                os._exit(7 if "was opened before this process was forked" in str(error) else 1)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        run_in_child(refuse_to_use, store, use)
         use(store)
 
 
