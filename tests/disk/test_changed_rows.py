@@ -589,6 +589,17 @@ def test_the_optimizer_of_a_saved_state_is_needed(disk_run):
         vocabulary.resize(run.layer, 600, other)
 
 
+def test_rows_change_only_after_a_step_with_an_assigned_state(disk_run):
+    run = disk_run("Adam", {"lr": 0.1}, torch.randn(500, COLUMNS))
+    run.step(torch.tensor([1, 2]), torch.ones(2, COLUMNS))
+    weight = run.layer.weight
+    run.optimizer.state[weight] = {k: v.clone() for k, v in run.optimizer.state[weight].items()}
+    with pytest.raises(HotrowError, match="replaced the Adam's state of the .* run a step before"):
+        vocabulary.resize(run.layer, 600, run.optimizer)
+    run.step(torch.tensor([1, 2]), torch.ones(2, COLUMNS))
+    vocabulary.resize(run.layer, 600, run.optimizer)
+
+
 # --- Vocabularies of keys ------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from hotrow.disk.folder import Folder
 from tests.disk.folders import COLUMNS, ROWS, equal, make_folder, read_values, train
 from tests.support.children import fork, run_in_child
 from tests.support.exhaustive import exhaustive
+from tests.support.interrupts import InterruptAt
 
 USER = 1000
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes the user")
@@ -276,6 +277,22 @@ def test_a_folder_can_be_opened_again_while_a_child_starts(tmp_path):
         disk.open(tmp_path / "t").close()
     for child in children:
         os.waitpid(child, 0)
+
+
+def test_an_interrupt_while_a_folder_is_locked_does_not_keep_the_lock(tmp_path):
+    line, was_interrupted = 0, True
+    while was_interrupted:
+        folder = Folder(tmp_path)
+        sys.settrace(InterruptAt(line))
+        try:
+            folder.lock()
+            was_interrupted = False
+        except KeyboardInterrupt:
+            line += 1
+        finally:
+            sys.settrace(None)
+        folder.close()
+    assert line > 8
 
 
 AT_EXIT = """

@@ -64,8 +64,10 @@ class Folder:
         """
         import fcntl  # does not exist on Windows
 
-        self._lock = os.open(".", os.O_DIRECTORY, dir_fd=self._descriptor)
-        self._close_lock, self._process = close_later(self, self._lock), os.getpid()
+        self._process = os.getpid()
+        descriptor = os.open(".", os.O_DIRECTORY, dir_fd=self._descriptor)
+        self._close_lock = close_later(self, descriptor)
+        self._lock = descriptor
         _locked.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

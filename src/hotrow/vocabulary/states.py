@@ -74,6 +74,11 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
     if (run is not None and run.state is not optimizer.state.get(weight)) or (
         has_state and optimizer is not last and not row_tensors(optimizer, weight)
     ):
+        if last is optimizer:
+            raise HotrowError(
+                f"other code replaced the {name}'s state of the {shape} table on disk",
+                fix="run a step before you change the rows",
+            )
         raise HotrowError(
             f"this {name} did not take the last step of the {shape} table",
             fix="pass the optimizer that took the last step",
