@@ -594,7 +594,7 @@ def test_rows_change_only_after_a_step_with_an_assigned_state(disk_run):
     run.step(torch.tensor([1, 2]), torch.ones(2, COLUMNS))
     weight = run.layer.weight
     run.optimizer.state[weight] = {k: v.clone() for k, v in run.optimizer.state[weight].items()}
-    with pytest.raises(HotrowError, match="replaced the Adam's state of the .* run a step before"):
+    with pytest.raises(HotrowError, match=r"replaced the Adam.s state of the .* run a step before"):
         vocabulary.resize(run.layer, 600, run.optimizer)
     run.step(torch.tensor([1, 2]), torch.ones(2, COLUMNS))
     vocabulary.resize(run.layer, 600, run.optimizer)
