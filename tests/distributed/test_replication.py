@@ -850,6 +850,32 @@ def test_a_step_that_one_rank_skips_raises_on_every_rank(skip):
         assert [error for t, error in enumerate(errors) if t != 2 + rank] == [None] * (5 + rank)
 
 
+def skip_one_of_two_tables(count):
+    """Let rank 1 step without a gradient for the second table, and continue after the errors."""
+    model = nn.ModuleList([nn.Embedding(6, 1), nn.Embedding(6, 1)])
+    model = replicate(hotrow.convert(model, min_entries=0), mesh_of_all(count))
+    assert all(isinstance(weight, Table) for weight in model.parameters())
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
+    ids, errors = torch.tensor([dist.get_rank(), 5]), []
+    for t in range(5 + dist.get_rank()):  # the lookup after the step fails on rank 1
+        optimizer.zero_grad()
+        error = error_text(lambda: sum(layer(ids).sum() for layer in model).backward())
+        if error is None:
+            if t == 1 and dist.get_rank() == 1:
+                model[1].weight.grad = None
+            error = error_text(optimizer.step)
+        errors.append(error)
+    return errors
+
+
+def test_copies_are_compared_after_one_rank_has_skipped_one_of_two_tables():
+    for rank, errors in enumerate(rank_processes(2).run(skip_one_of_two_tables, 2)):
+        assert errors[: 1 + rank] == [None] * (1 + rank)
+        assert "the ranks run different operations" in errors[1 + rank]
+        for error in errors[2 + rank :]:
+            assert "the copies of 0.weight on rank 0 and rank 1 differ" in error
+
+
 def fail_a_step(count, on_all_ranks):
     """Let the dense part of a step fail, and continue after the error."""
     torch.manual_seed(0)
@@ -888,6 +914,30 @@ def test_copies_are_compared_after_a_step_that_failed(on_all_ranks):
         assert on_all_ranks or "the copies of 0.weight on rank 0 and rank 1 differ" in last
     if on_all_ranks:
         assert_all_the_same([values for _, values in results])
+
+
+def skip_a_step_on_a_two_dimensional_mesh():
+    """Let rank 3 skip the second step; stop at the first error."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    layer = shard(hotrow.convert(nn.Embedding(12, 3), min_entries=0), mesh["shards"])
+    replicate(layer, mesh["replicas"])
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+    for t in range(4):
+        optimizer.zero_grad()
+        ids = torch.tensor([dist.get_rank(), 5, 11])
+        error = error_text(lambda ids=ids: layer(ids).sum().backward())
+        if error is None and (t != 1 or dist.get_rank() < 3):
+            error = error_text(optimizer.step)
+        if error is not None:
+            return t, error
+    return None
+
+
+def test_a_step_that_one_rank_of_a_two_dimensional_mesh_skips_raises_on_every_rank():
+    results = rank_processes(4).run(skip_a_step_on_a_two_dimensional_mesh)
+    assert [t for t, _ in results] == [1, 1, 1, 2]
+    assert all("take a step" in error and "look up ids" in error for _, error in results)
 
 
 def step_half_of_a_table():

@@ -303,6 +303,19 @@ def test_dense_gradients_of_shards_include_all_ranks(kind, name, by_scaler):
             assert_same_bits(each[key], value)
 
 
+def multiply_by_a_shard(count):
+    layer = shard(hotrow.convert(nn.Embedding(8, 2), min_entries=0), mesh_of_all(count))
+    rows = layer.weight.shape[0]
+    x = hotrow.one_hot(torch.tensor([0, rows - 1]), rows, torch.float32)
+    return [error_text(lambda x=x: x @ layer.weight), error_text(lambda: x.mean(0) @ layer.weight)]
+
+
+def test_a_one_hot_cannot_be_multiplied_by_a_shard():
+    """The product would look up rows of the whole table."""
+    for errors in rank_processes(2).run(multiply_by_a_shard, 2):
+        assert all("cannot be multiplied by a sharded table" in error for error in errors)
+
+
 def a_mesh_of_two_dimensions():
     """Train with shards over one mesh dimension and replicas over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))

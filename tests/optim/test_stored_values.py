@@ -85,6 +85,37 @@ def test_the_state_of_torch_s_optimizer_is_loaded_if_it_contains_a_gradient():
     torch.testing.assert_close(layer.weight.detach(), dense.weight.detach())
 
 
+def replace_state(state, name, change):
+    if change == "assign":
+        state[name] = state[name] * 0.5
+    elif change == "assign twice":
+        state[name] = state[name] * 2
+        state[name] = state[name] * 0.25
+    elif change == "data":
+        values = state[name]
+        values.data = values.data * 0.5
+    else:
+        state[name] = nn.Parameter((state[name] * 0.5).detach(), requires_grad=False)
+
+
+@pytest.mark.parametrize("change", ["assign", "assign twice", "data", "parameter"])
+@pytest.mark.filterwarnings("ignore:SGD updates every row")
+def test_a_loaded_state_that_is_a_gradient_can_be_changed_before_the_first_step(change):
+    results = []
+    for library in (torch, hotrow):
+        layer, _ = make(library)
+        first = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+        step(layer, first, 1)
+        if library is hotrow:
+            assert type(first.state[layer.weight]["momentum_buffer"]) is RowGradient
+        optimizer = library.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+        optimizer.load_state_dict(first.state_dict())
+        replace_state(optimizer.state[layer.weight], "momentum_buffer", change)
+        step(layer, optimizer, 2)
+        results.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*results)
+
+
 def make_trained(is_on_disk, tmp_path):
     """Return a layer with a table, and its optimizer, which has taken a step."""
     layer = make(hotrow)[0]
@@ -387,10 +418,43 @@ def test_the_state_of_an_optimizer_can_be_copied_with_its_type():
     state = optimizer.state[layer.weight]
     for copied in (type(state)(dict(state)), type(state)(list(state.items())), copy.copy(state)):
         assert torch.equal(copied["momentum_buffer"], state["momentum_buffer"])
-    for copied in (optimizer.state.copy(), copy.copy(optimizer.state)):
+    for copied in (optimizer.state.copy(), copy.copy(optimizer.state), optimizer.state | {}):
         assert type(copied) is type(optimizer.state)
         assert copied[layer.weight] is state
         assert copied["new"] == {}
+
+
+def assign_a_dict(optimizer, weight):
+    optimizer.state[weight] = {"sum": torch.ones(ROWS, COLUMNS), "step": torch.tensor(1.0)}
+
+
+@pytest.mark.parametrize("change", [lambda optimizer, weight: None, assign_a_dict])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda state, weight: state[weight],
+        lambda state, weight: state.get(weight),
+        lambda state, weight: next(iter(state.values())),
+        lambda state, weight: dict(state.items())[weight],
+    ],
+)
+def test_a_dict_that_was_read_after_the_conversion_is_the_state(read, change):
+    found = []
+    for library in (hotrow, torch):
+        torch.manual_seed(0)
+        layer = nn.Embedding(ROWS, COLUMNS)
+        optimizer = library.optim.Adagrad(layer.parameters(), lr=0.1)
+        if library is hotrow:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert type(layer.weight) is Table
+        change(optimizer, layer.weight)
+        state = read(optimizer.state, layer.weight)
+        step(layer, optimizer, 0)
+        state["sum"] = torch.full((ROWS, COLUMNS), 100.0)
+        step(layer, optimizer, 1)
+        found.append([layer.weight.detach(), optimizer.state[layer.weight]["sum"]])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_initial_state_of_adagrad_can_be_kept():

@@ -436,6 +436,21 @@ def test_the_optimizer_is_needed_even_if_no_row_is_stale(close):
     assert vocabulary.resize(layer, 4).num_embeddings == 4
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_table_changes_if_its_last_optimizer_no_longer_exists(is_new):
+    layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
+    assert type(layer.weight) is Table
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    layer(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    assert layer.weight.lag is not None
+    expected = layer.weight.detach().clone()
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1) if is_new else None
+    gc.collect()
+    vocabulary.resize(layer, 6, optimizer, init=torch.zeros(2, 2))
+    assert_same_bits(layer.weight.detach()[:4], expected)
+
+
 def test_the_optimizer_is_needed_after_it_has_loaded_a_state():
     layers = [hotrow.convert(nn.Embedding(4, 2), min_entries=0) for _ in range(2)]
     assert all(isinstance(layer.weight, Table) for layer in layers)

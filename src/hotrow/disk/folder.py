@@ -64,7 +64,6 @@ class Folder:
         """
         import fcntl  # does not exist on Windows
 
-        self._process = os.getpid()
         descriptor = os.open(".", os.O_DIRECTORY, dir_fd=self._descriptor)
         self._close_lock = close_later(self, descriptor)
         self._lock = descriptor
@@ -78,6 +77,11 @@ class Folder:
                 fix="close it first, or use a copy of the folder",
             ) from None
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether this process has locked the folder, and is not a forked child of that process."""
+        return self._lock >= 0
+
     def forget_lock(self) -> None:
         """In a forked child, let only the parent keep the lock."""
         self._close_lock()
@@ -87,10 +91,9 @@ class Folder:
         """Unlock and close the folder. In a forked child, the parent keeps its lock."""
         import fcntl
 
-        if self._lock >= 0:
-            if self._process == os.getpid():
-                # A child that was just forked may still have the descriptor.
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+        if self.is_locked:
+            # A child that was just forked may still have the descriptor.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             self.forget_lock()
         self._close()
         self._descriptor = -1
@@ -144,11 +147,20 @@ class Folder:
 
     def _copy_permissions(self, name: str, descriptor: int) -> None:
         status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        if stat.S_ISREG(status.st_mode):
-            with contextlib.suppress(PermissionError):
-                os.fchown(descriptor, -1, status.st_gid)
-                os.fchown(descriptor, status.st_uid, -1)
-            os.fchmod(descriptor, status.st_mode & 0o666)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        for user, group in ((-1, status.st_gid), (status.st_uid, -1)):
+            with contextlib.suppress(OSError):
+                os.fchown(descriptor, user, group)
+        mode, path = status.st_mode & 0o666, f"/proc/self/fd/{self._descriptor}/{name}"
+        try:
+            access_list = os.getxattr(path, _ACCESS_LIST, follow_symlinks=False)
+        except OSError:  # usually, because the file has no access list
+            os.fchmod(descriptor, mode)
+            return
+        # With a list, the mode of the group limits what the list allows other users and groups.
+        os.fchmod(descriptor, mode & ~stat.S_IRWXG)
+        os.setxattr(descriptor, _ACCESS_LIST, access_list)
 
     def write(self, name: str, parts: Iterable[Any]) -> None:
         """Write a file beside the old one, flush it to disk, and rename it into place."""
@@ -163,9 +175,13 @@ class Folder:
 
     def check_replaceable(self, name: str) -> None:
         """Raise a PermissionError if the folder's sticky bit forbids to replace a file."""
+        try:
+            file = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return
         folder = os.fstat(self._descriptor)
-        file = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, file.st_uid):
+        is_owner = os.geteuid() in (folder.st_uid, file.st_uid)
+        if folder.st_mode & stat.S_ISVTX and not is_owner and not _may_replace_files_of(file):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
 
     def is_replaced(self) -> bool:
@@ -207,9 +223,9 @@ class Folder:
                 os.posix_fallocate(file.fileno(), begin, min(_RESERVED_BYTES, size - begin))
 
     def free_bytes(self) -> int:
-        """Return the free space of the folder's file system."""
+        """Return the free space of the file system, or `sys.maxsize` if it has no limit."""
         status = os.fstatvfs(self._descriptor)
-        return status.f_bavail * status.f_frsize
+        return status.f_bavail * status.f_frsize if status.f_blocks else sys.maxsize
 
     def is_tmpfs(self) -> bool:
         """Return whether the folder is in a tmpfs."""
@@ -230,6 +246,26 @@ def close_later(owner: object, descriptor: int) -> Callable[[], object]:
     return close
 
 
+def _may_replace_files_of(file: os.stat_result) -> bool:
+    """Return whether this process may replace files of other users in a folder with a sticky bit.
+
+    This requires the capability CAP_FOWNER. In a user namespace, it also requires that the
+    namespace contains the owner of the file. Otherwise, Linux reports another owner, often 65534.
+    """
+    try:
+        status = Path("/proc/thread-self/status").read_text()
+        users = Path("/proc/self/uid_map").read_text().split()
+        unknown_user = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except OSError:
+        return os.geteuid() == 0
+    has_all_users = users[2:] == ["4294967295"]
+    capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
+    is_known = has_all_users or file.st_uid != unknown_user
+    return is_known and bool(capabilities >> _CAP_FOWNER & 1)
+
+
+_ACCESS_LIST = "system.posix_acl_access"
+_CAP_FOWNER = 3  # from linux/capability.h
 _RESERVED_BYTES = 1 << 22  # the space that one call reserves
 _TMPFS = 0x01021994  # the first number in the result of `fstatfs`
 _locked: weakref.WeakSet[Folder] = weakref.WeakSet()

@@ -7,7 +7,6 @@ can change between saves; see `mapped_file`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,7 +158,7 @@ class Store:
 
     def _open(self, folder: Folder, verify: bool) -> None:
         self.folder, self._folder, self._verify = folder.path, folder, verify
-        self._is_open, self._process = True, os.getpid()
+        self._is_open = True
         self._access = FileAccess(self.folder)
         try:
             self._folder.lock()
@@ -236,7 +235,7 @@ class Store:
         Raises:
             HotrowError: a signal handler calls `close` during a save.
         """
-        if self._process != os.getpid():  # the parent process may be saving
+        if not self._folder.is_locked:  # after a fork, the parent process may be saving
             self._is_open = False
             self._folder.close()
             return
@@ -378,7 +377,7 @@ class Store:
             raise HotrowError(
                 f"{self.folder} is closed, and another process may have opened it", fix=if_closed
             )
-        if self._process != os.getpid():
+        if not self._folder.is_locked:
             raise HotrowError(
                 f"{self.folder} was opened before this process was forked", fix=if_forked
             )

@@ -24,6 +24,7 @@ from hotrow.errors import HotrowError, mark_on_all_ranks
 
 _SAME_MODEL = "run the same model on every rank, with an empty batch on ranks without data"
 _SAME_CALL = "make the same calls with the same arguments on every rank"
+STEP, FOR_TRAINING = "take a step", " for training"  # parts of the names of operations
 FAILED = -1  # a rank with an error sends this code instead of the operation's code
 
 
@@ -62,6 +63,7 @@ class Ranks:
                 dist.barrier(group=self.group)
             error = failure or HotrowError(problems[0])
             mark_on_all_ranks(error)
+            vars(error)["gathered"] = [value for value, _ in answers]
             raise error
         return [value for value, _ in answers]
 
@@ -84,7 +86,7 @@ class Ranks:
     def agree_on_step(self, value: int = 0, failure: Exception | None = None) -> list[int]:
         """Return the values of all ranks; raise an error unless all of them take a step."""
         fix = "take the same steps on every rank"
-        return self.exchange_counts("take a step", [value] * self.count, failure, fix)
+        return self.exchange_counts(STEP, [value] * self.count, failure, fix)
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
         """Return the norm of a tensor split over the ranks, given the norm of this rank's part."""
@@ -140,6 +142,7 @@ class Ranks:
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(f"the ranks run different operations ({rank_operations})", fix=fix)
         mark_on_all_ranks(error)
+        vars(error)["gathered"] = operations
         raise error
 
     def all_to_all(
@@ -266,6 +269,12 @@ class AllToAll(torch.autograd.Function):
                 for gradient, used in zip(row_gradients, used_by_rank.any(0).tolist(), strict=True)
             ),
         )
+
+
+def has_trained(error: Exception) -> bool:
+    """Return whether any rank looked up ids for training or took a step in a failed exchange."""
+    operations = getattr(error, "gathered", [])
+    return any(FOR_TRAINING in each or each == STEP for each in operations)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

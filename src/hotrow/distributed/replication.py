@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hotrow.distributed.ranks import Ranks, as_bytes
+from hotrow.distributed.ranks import FOR_TRAINING, Ranks, as_bytes
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
@@ -168,7 +168,7 @@ class _Replicas:
         Also raise an error if other code has written different values to the copies.
         """
         check_ddp(table, self.name)
-        operation = f"look up ids in {self.name} for training"
+        operation = f"look up ids in {self.name}{FOR_TRAINING}"
         was_written = int(not table.has_equal_replicas)
         if any(self.ranks.exchange_counts(operation, [was_written] * self.ranks.count, failure)):
             self._compare_copies(table)

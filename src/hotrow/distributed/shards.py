@@ -14,7 +14,7 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hotrow.distributed.ranks import AllToAll, Ranks
+from hotrow.distributed.ranks import FOR_TRAINING, AllToAll, Ranks, has_trained
 from hotrow.distributed.tables import MapGradient, check_ddp
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids, normalize_padding
@@ -291,9 +291,9 @@ def _exchange_counts(
         return ranks.exchange_counts(operation, counts, failure, details=f" in {dtypes}")
     except Exception as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards raise this error. If any of these ranks needs a gradient, the
-        # replicas wait for an exchange, so raise the error there too.
-        if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
+        # All ranks of these shards raise this error. If any of these ranks trains, the replicas
+        # wait for an exchange, so raise the error there too.
+        if replicated and has_trained(error):
             assert replicated[0].replicas is not None
             replicated[0].replicas.prepare_look_up(replicated[0], error)
         raise
@@ -302,7 +302,7 @@ def _exchange_counts(
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
     """Return the name of an exchange, for comparison between ranks and for error messages."""
     names = ", ".join(shard.name for shard in shards)
-    return f"look up ids in {names}{' for training' if any(map(needs_gradient, tables)) else ''}"
+    return f"look up ids in {names}{FOR_TRAINING if any(map(needs_gradient, tables)) else ''}"
 
 
 def _send_ids(

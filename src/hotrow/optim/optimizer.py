@@ -55,7 +55,7 @@ from hotrow.optim.state import RowState, States
 from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
-from hotrow.table.protocols import Backing, StepKind
+from hotrow.table.protocols import Backing, Replicas, StepKind
 from hotrow.table.reading import raise_pending_error
 from hotrow.table.row_change import trim_storage
 
@@ -149,10 +149,8 @@ class RowOptimizer(_Optimizer):
 
     def _use_row_states(self) -> None:
         """Let other code keep the state of a table before the first step."""
-        if isinstance(self.state, States):
-            self.state.convert()
-        elif type(self.state) is defaultdict:  # torch's
-            self.state = States(self.state)
+        if type(self.state) is defaultdict:  # torch's
+            self.state = States(dict, self.state)
 
     def _check_options(self, group: ParamGroup) -> None:
         for option in filter(group.get, _UNSUPPORTED_OPTIONS):
@@ -328,6 +326,25 @@ class RowOptimizer(_Optimizer):
         ]
         if not prepared and not self._loaded:
             return []
+        tables = [gradients[index][1] for _, index in prepared]
+        try:
+            self._agree_on_steps(prepared, gradients, reasons)
+        except BaseException:
+            for table in tables:  # another rank may have stepped it
+                table.equal_version = None
+            raise
+        self._loaded -= {table for _, table, _ in gradients}
+        equal = [table for table in tables if table.has_equal_replicas]
+        for table in equal:
+            table.equal_version = None  # until the step is complete: it may fail on one rank
+        return equal
+
+    def _agree_on_steps(
+        self,
+        prepared: list[tuple[Replicas[Table], int]],
+        gradients: list[TableGradient],
+        reasons: list[Reason | None],
+    ) -> None:
         for replicas, index in sorted(prepared, key=lambda each: each[0].sort_key):
             group, table, gradient = gradients[index]
             loaded = self.state.get(table, {}) if table in self._loaded else None
@@ -340,12 +357,6 @@ class RowOptimizer(_Optimizer):
             elif kind == StepKind.ALL_ROWS:
                 assert isinstance(gradient, RowGradient)
                 gradient.step_all_rows()
-        self._loaded -= {table for _, table, _ in gradients}
-        tables = [gradients[index][1] for _, index in prepared]
-        equal = [table for table in tables if table.has_equal_replicas]
-        for table in equal:
-            table.equal_version = None  # until the step is complete: it may fail on one rank
-        return equal
 
     def _describe_options(self, group: ParamGroup) -> dict[str, str]:
         """Return the optimizer's name and its options as text, to compare them between ranks."""

@@ -15,8 +15,11 @@ from torch.nn import Parameter
 from torch.utils._pytree import register_pytree_node
 
 from hotrow.optim import exclusive_access
+from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import trim_storage, untrimmed
+
+_NO_STATES: Mapping[Any, Any] = MappingProxyType({})
 
 
 class StateLag(Protocol):
@@ -128,7 +131,9 @@ class RowState(dict[str, Any]):
 
     def _store(self, name: str, value: Tensor) -> None:
         # An alias, so that the use count of the storage shows whether other code keeps the tensor.
-        data, current = value.detach(), dict.get(self, name)
+        # But torch's SGD stores its first gradient, which can be a row gradient.
+        data = value.as_dense() if isinstance(value, RowGradient) else value.detach()
+        current = dict.get(self, name)
         stored = untrimmed(data, current) if _has_rows(current) else data
         dict.__setitem__(self, name, stored)
         self._keep_alias(name, value, data)
@@ -167,31 +172,49 @@ class RowState(dict[str, Any]):
 class States(defaultdict[Any, dict[str, Any]]):
     """torch's `Optimizer.state`, in which the state of a table is a `RowState` from the start.
 
-    So other code can keep the dict before the first step. The state of a table on disk is in its
-    folder until the first step.
+    So other code can keep the dict before the first step. A read converts the states that other
+    code has assigned, and those of parameters that have become tables. The state of a table on
+    disk is in its folder until the first step.
     """
 
-    def __init__(self, states: Mapping[Any, Any] = MappingProxyType({})) -> None:
-        super().__init__(dict, states)
+    def __init__(self, factory: object = dict, states: Mapping[Any, Any] = _NO_STATES) -> None:
+        """Copy states. The arguments are those of defaultdict, because `|` passes its factory."""
+        super().__init__(dict, states.items())
         self.convert()
 
     def __missing__(self, parameter: Any) -> dict[str, Any]:
         state = self[parameter] = RowState() if _is_in_memory(parameter) else {}
         return state
 
+    def __getitem__(self, parameter: Any) -> dict[str, Any]:
+        state = super().__getitem__(parameter)
+        if type(state) is dict and _is_in_memory(parameter):
+            state = self[parameter] = RowState(state)
+        return state
+
+    def get(self, parameter: Any, default: Any = None) -> Any:  # noqa: D102
+        return self[parameter] if parameter in self else default  # noqa: SIM401
+
+    def items(self) -> Any:  # noqa: D102
+        self.convert()
+        return super().items()
+
+    def values(self) -> Any:  # noqa: D102
+        self.convert()
+        return super().values()
+
     def convert(self) -> None:
-        """Convert the states of parameters that have become tables."""
-        for parameter, state in self.items():
-            if type(state) is dict and _is_in_memory(parameter):
-                self[parameter] = RowState(state)
+        """Convert the states that a read would convert."""
+        for parameter in self:
+            self[parameter]
 
     def copy(self) -> States:  # noqa: D102
-        return States(self)
+        return States(dict, self)
 
     __copy__ = copy
 
     def __reduce__(self) -> Any:
-        return States, (dict(self),)
+        return States, (dict, dict(self))
 
 
 def _is_in_memory(parameter: Any) -> bool:

@@ -6,12 +6,13 @@ that it becomes a table after the next optimizer step.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling, is_jit_tracing, is_transforming
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.index_add import index_add
@@ -37,7 +38,7 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     Returns:
         (*ids.shape, D), differentiable with respect to `weight`.
     """
-    if can_look_up_rows(weight, columns):
+    if _is_lookup_table(weight, columns):
         return embedding(ids, weight)
     _record_lookup_axis(weight, columns)
     if not _can_select(weight, ids):
@@ -75,7 +76,7 @@ def look_up_bags(
         rows = look_up(weight, ids, columns)
         rows = rows if scales is None else rows * scales.unsqueeze(-1)
         return rows.sum(1, dtype=rows.dtype)
-    if can_look_up_rows(weight, columns):
+    if _is_lookup_table(weight, columns):
         return embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
     _record_lookup_axis(weight, columns)
     table = permute(weight, [1, 0]) if columns else weight
@@ -85,6 +86,22 @@ def look_up_bags(
     by_columns = _is_transposed(table)
     result: Tensor = _Bags.apply(table, ids, scales, by_columns)  # type: ignore[no-untyped-call]
     return result
+
+
+def _is_lookup_table(weight: Tensor, columns: bool) -> TypeGuard[Table]:
+    """Return whether to look up rows of a table; raise an error if this rank has only some rows.
+
+    The ids select rows of the matrix that this rank stores, but a lookup would use all ranks' rows.
+    """
+    if not can_look_up_rows(weight, columns):
+        return False
+    if weight.shards is not None and weight.shards.rows != weight.shape[1 if columns else 0]:
+        raise HotrowError(
+            "a one-hot cannot be multiplied by a sharded table, because each rank stores only some "
+            "of its rows",
+            fix="call the embedding layer, or torch.nn.functional.embedding(ids, weight)",
+        )
+    return True
 
 
 class _Permute(torch.autograd.Function):

@@ -143,7 +143,7 @@ def untrimmed(tensor: Tensor, current: Tensor) -> Tensor:
         and (tensor.shape, tensor.dtype) == (current.shape, current.dtype)
         and tensor.device == current.device
         and not tensor.is_meta
-        and tensor.data_ptr() == current.data_ptr()
+        and tensor.data_ptr() == current.data_ptr() != 0  # other subclasses have no memory
         and tensor.stride() == current.stride()
     )
     return current if is_alias else tensor
