@@ -25,7 +25,8 @@ Shapes and dtypes
 State
     `state_dict()` uses torch's format. torch's optimizer of the same name can load hotrow's state,
     and hotrow can load torch's state. A run that resumes from a checkpoint produces exactly the
-    same bits as the run that saved the checkpoint. `state_dict()` and other reads apply missed
+    same bits as the run that saved the checkpoint, except with NAdam and ASGD in bfloat16 or
+    float16: as in torch, loading rounds their scalars. `state_dict()` and other reads apply missed
     steps early. This can change the last bits of the final table, but the error stays within the
     per-step bound.
 
