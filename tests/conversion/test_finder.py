@@ -1053,6 +1053,7 @@ class Fields(nn.Module):
         return self.linear(torch.cat([hot, F.one_hot(y, 3).float(), columns], -1))
 
 
+@exhaustive
 @pytest.mark.parametrize("dynamic", grid([None, True], bool), ids=["static", "dynamic"])
 def test_torch_compile_gives_the_same_results(dynamic):
     model = Fields()

@@ -15,7 +15,7 @@ from hotrow import HotrowError
 from hotrow.onehot.encoding import one_hot
 from hotrow.onehot.results import meta_result, meta_tensor
 from hotrow.onehot.tensor import OneHot
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.onehots import (
     CLASSES,
     IDS,
@@ -542,6 +542,7 @@ def test_compiled_code_without_grad(run, way):
     assert_values(gradient(_compile(ours, way)), dense)
 
 
+@exhaustive
 @expressions(
     """
     x

@@ -287,6 +287,7 @@ def test_longer_gaps_are_no_worse_than_torch(name, kwargs):
     assert_three_way(name, kwargs, exact=False, steps=2500, rows=300, ids=6)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("name", "kwargs", "scale"),
     closed_form_grid(
@@ -838,6 +839,7 @@ def test_a_maximum_below_the_second_moment(change, compiled, uncompiled):
 # --- Options at which a closed form would overflow ------------------------------------------------
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("name", "options"),
     [
