@@ -187,13 +187,16 @@ class States(defaultdict[Any, dict[str, Any]]):
         return state
 
     def __getitem__(self, parameter: Any) -> dict[str, Any]:
-        state = super().__getitem__(parameter)
+        state = defaultdict.__getitem__(self, parameter)
         if type(state) is dict and _is_in_memory(parameter):
             state = self[parameter] = RowState(state)
         return state
 
     def get(self, parameter: Any, default: Any = None) -> Any:  # noqa: D102
-        return self[parameter] if parameter in self else default  # noqa: SIM401
+        state = dict.get(self, parameter)  # each step calls this method, so it should be fast
+        if type(state) is dict:
+            return self[parameter]
+        return default if state is None else state
 
     def items(self) -> Any:  # noqa: D102
         self.convert()
