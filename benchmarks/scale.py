@@ -112,6 +112,7 @@ def measure_network(mode: str, count: int) -> dict[str, Any]:
 
 def measure_disk(rows: int, folder: str) -> dict[str, Any]:
     """Measure the step time and memory of a table on disk."""
+    torch.set_num_threads(1)
     batches = Batches(rows, DISK_IDS)
     all_ids = [batches[t] for t in range(DISK_STEPS)]
     clear_cache()

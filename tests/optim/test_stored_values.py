@@ -436,6 +436,7 @@ def assign_a_dict(optimizer, weight):
         lambda state, weight: state.get(weight),
         lambda state, weight: next(iter(state.values())),
         lambda state, weight: dict(state.items())[weight],
+        lambda state, weight: state.setdefault(weight, {}),
     ],
 )
 def test_a_dict_that_was_read_after_the_conversion_is_the_state(read, change):
@@ -455,6 +456,19 @@ def test_a_dict_that_was_read_after_the_conversion_is_the_state(read, change):
         found.append([layer.weight.detach(), optimizer.state[layer.weight]["sum"]])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_dict_that_setdefault_has_added_is_the_state():
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = make(library)
+        state = optimizer.state.setdefault(layer.weight, {"mine": 1})
+        assert optimizer.state[layer.weight] is state
+        step(layer, optimizer, 0)
+        state["mine"] += 1
+        step(layer, optimizer, 1)
+        found.append(optimizer.state[layer.weight]["mine"])
+    assert found == [2, 2]
 
 
 def test_the_initial_state_of_adagrad_can_be_kept():

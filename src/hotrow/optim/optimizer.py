@@ -447,7 +447,7 @@ class RowOptimizer(_Optimizer):
         state = self.state.get(table, {})
         if isinstance(state, RowState) and state.aliases:
             state.adopt_data()
-        refuse_old_rows(self, table)
+        refuse_old_rows(self, table, state)
         if table.backing is not None and not state and not isinstance(state, RowState):
             run = last_run(table)
             if run is not None and run.rule is self.rule:

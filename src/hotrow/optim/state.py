@@ -198,6 +198,10 @@ class States(defaultdict[Any, dict[str, Any]]):
             return self[parameter]
         return default if state is None else state
 
+    def setdefault(self, parameter: Any, default: Any = None) -> Any:  # noqa: D102
+        super().setdefault(parameter, default)
+        return self[parameter]
+
     def items(self) -> Any:  # noqa: D102
         self.convert()
         return super().items()
