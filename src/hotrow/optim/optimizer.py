@@ -429,6 +429,7 @@ class RowOptimizer(_Optimizer):
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
                     state.adopt_data()  # forgets the tensors that no other code keeps
+                state.close_lag()  # the lag of another table
                 match_strides(state, table)
                 table.lag = lag = RowLag(self.rule, table, group, state)
             except BaseException:

@@ -122,7 +122,7 @@ class RowState(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         with exclusive_access.lock:
             self._forget_alias(name)
-            self._close_lag()
+            self.close_lag()
             if not _has_rows(value):
                 dict.__setitem__(self, name, value)
                 return
@@ -140,7 +140,7 @@ class RowState(dict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         self._forget_alias(name)
-        self._close_lag()
+        self.close_lag()
         dict.__delitem__(self, name)
 
     def _forget_alias(self, name: str) -> None:
@@ -163,7 +163,8 @@ class RowState(dict[str, Any]):
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
-    def _close_lag(self) -> None:
+    def close_lag(self) -> None:
+        """Settle the state's rows, and detach the lag."""
         lag = self.lag
         if lag is not None:
             lag.close()
@@ -215,6 +216,29 @@ class States(defaultdict[Any, dict[str, Any]]):
         for parameter in self:
             self[parameter]
 
+    def __setitem__(self, parameter: Any, state: dict[str, Any]) -> None:
+        if state is not (old := dict.get(self, parameter)):
+            _settle_removed(old)
+        if not (isinstance(parameter, Table) and parameter.lag is getattr(state, "lag", None)):
+            _settle_removed(state)  # from another parameter
+        super().__setitem__(parameter, state)
+
+    def __delitem__(self, parameter: Any) -> None:
+        _settle_removed(dict.get(self, parameter))
+        super().__delitem__(parameter)
+
+    def pop(self, parameter: Any, *default: Any) -> Any:  # noqa: D102
+        _settle_removed(self.get(parameter))
+        return super().pop(parameter, *default)
+
+    def popitem(self) -> Any:  # noqa: D102
+        _settle_removed(self[next(reversed(self))] if self else None)
+        return super().popitem()
+
+    def __ior__(self, other: Any) -> States:  # type: ignore[misc, override]
+        self.update(other)
+        return self
+
     def copy(self) -> States:  # noqa: D102
         return States(dict, self)
 
@@ -222,6 +246,12 @@ class States(defaultdict[Any, dict[str, Any]]):
 
     def __reduce__(self) -> Any:
         return States, (dict, dict(self))
+
+
+def _settle_removed(state: Any) -> None:
+    """Settle the rows of a state that leaves its table, because the table owns the lag."""
+    if isinstance(state, RowState):
+        state.close_lag()
 
 
 def _is_in_memory(parameter: Any) -> bool:
@@ -264,6 +294,8 @@ def _has_rows(value: Any) -> TypeGuard[Tensor]:
 for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
     setattr(RowState, _name, getattr(MutableMapping, _name))
 RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]
+for _name in ("clear", "update"):
+    setattr(States, _name, getattr(MutableMapping, _name))
 
 # `tree_map` treats a state like a dict, as in torch, and not like a single value.
 register_pytree_node(
