@@ -141,3 +141,17 @@ def test_a_missing_state_is_not_popped():
     for remove in (lambda: optimizer.state.pop(layer.weight), optimizer.state.popitem):
         with pytest.raises(KeyError):
             remove()
+
+
+def test_a_table_without_state_can_be_replaced():
+    found = []
+    for library in (hotrow, torch):
+        layer, _ = make(library)
+        optimizer = library.optim.SGD(layer.parameters(), lr=0.1)
+        step(layer, optimizer, 0)
+        assert not optimizer.state.get(layer.weight)
+        layer.weight = nn.Parameter(torch.ones(ROWS, COLUMNS))
+        optimizer.param_groups[0]["params"] = [layer.weight]
+        step(layer, optimizer, 1)
+        found.append(optimizer.state_dict()["state"])
+    assert found == [{}, {}]

@@ -575,6 +575,11 @@ class RowOptimizer(_Optimizer):
         This method settles all rows first. The state tensors are not copied.
         """
         with self._closed_lags():
+            # torch has no state for parameters without slots, which other code may have replaced.
+            known = {parameter for group in self.param_groups for parameter in group["params"]}
+            for parameter in [key for key, state in self.state.items() if not state]:
+                if parameter not in known:
+                    del self.state[parameter]
             result: dict[str, Any] = super().state_dict()
             tables = dict(saved_tables(self.param_groups, result["param_groups"]))
             result["state"] = {
