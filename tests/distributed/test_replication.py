@@ -940,6 +940,41 @@ def test_a_step_that_one_rank_of_a_two_dimensional_mesh_skips_raises_on_every_ra
     assert all("take a step" in error and "look up ids" in error for _, error in results)
 
 
+def write_to_one_rank_of_a_two_dimensional_mesh():
+    """Let rank 1 write to its rows; after the error, load the same values on all ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    torch.manual_seed(0)
+    layer = shard(hotrow.convert(nn.Embedding(8, 3), min_entries=0), mesh["shards"])
+    replicate(layer, mesh["replicas"])
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+    errors = []
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.tensor([1, 2, 5, 7])).sum().backward()
+        optimizer.step()
+
+    for t in range(4):
+        if t == 1:
+            saved = {key: value.clone() for key, value in layer.state_dict().items()}
+            if dist.get_rank() == 1:
+                with torch.no_grad():
+                    layer.weight.add_(1)
+        errors.append(error_text(step))
+        if errors[-1] is not None:
+            layer.load_state_dict(saved)
+    return errors, {"weight": layer.state_dict()["weight"].full_tensor()}
+
+
+def test_copies_that_differ_on_a_two_dimensional_mesh_raise_on_every_rank():
+    results = rank_processes(4).run(write_to_one_rank_of_a_two_dimensional_mesh)
+    for (first, error, *last), _ in results:
+        assert "the copies of weight on rank 0 and rank 1 differ" in error
+        assert [first, *last] == [None] * 3
+    assert_all_the_same([values for _, values in results])
+
+
 def step_half_of_a_table():
     """Change an option on one rank of a mesh with two dimensions."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))

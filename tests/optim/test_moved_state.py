@@ -1,5 +1,7 @@
 """Test that a table's state can be moved to another parameter."""
 
+import gc
+import weakref
 from collections import defaultdict
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 
 import hotrow
+from hotrow import vocabulary
 from hotrow.table.parameter import Table
 
 ROWS, COLUMNS = 6, 2
@@ -135,12 +138,54 @@ def test_a_state_can_be_moved_in_a_dict_that_replaces_all_states():
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_missing_state_is_not_popped():
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_state_can_be_moved_before_the_rows_change(is_kept):
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = make(library)
+        other, other_optimizer = make(library)
+        step(layer, optimizer, 0, 1, 2)
+        step(layer, optimizer, 0)
+        step(other, other_optimizer, 3)
+        other_optimizer.state[other.weight] = optimizer.state[layer.weight]
+        if not is_kept:
+            del layer, optimizer
+        vocabulary.take(other, [2, 1, 0], other_optimizer)
+        step(other, other_optimizer, 1)
+        state = other_optimizer.state[other.weight]
+        found.append([other.weight.detach(), state["exp_avg"]])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_states_can_be_kept_without_their_tables():
+    """As in federated learning, where a client keeps its state, but not its model."""
+    found = []
+    for library in (hotrow, torch):
+        layer, optimizer = make(library)
+        step(layer, optimizer, 0, 1, 2)
+        step(layer, optimizer, 0)
+        (kept,) = optimizer.state.values()
+        del layer, optimizer
+        layer, optimizer = make(library)
+        optimizer.state[layer.weight] = kept
+        step(layer, optimizer, 1)
+        found.append([layer.weight.detach(), kept["exp_avg"], kept["exp_avg_sq"]])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_table_and_its_state_are_freed_without_garbage_collection():
     layer, optimizer = make(hotrow)
-    assert optimizer.state.pop(layer.weight, None) is None
-    for remove in (lambda: optimizer.state.pop(layer.weight), optimizer.state.popitem):
-        with pytest.raises(KeyError):
-            remove()
+    step(layer, optimizer, 0)
+    assert layer.weight.lag is not None
+    freed = [weakref.ref(each) for each in (layer.weight, optimizer.state[layer.weight])]
+    gc.disable()
+    try:
+        del layer, optimizer
+        assert [each() for each in freed] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_table_without_state_can_be_replaced():

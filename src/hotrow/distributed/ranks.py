@@ -83,10 +83,10 @@ class Ranks:
         dist.broadcast(rows, group=self.group, group_src=0)
         return rows
 
-    def agree_on_step(self, value: int = 0, failure: Exception | None = None) -> list[int]:
-        """Return the values of all ranks; raise an error unless all of them take a step."""
-        fix = "take the same steps on every rank"
-        return self.exchange_counts(STEP, [value] * self.count, failure, fix)
+    def agree(self, operation: str, value: int = 0, failure: Exception | None = None) -> list[int]:
+        """Return the values of all ranks; raise an error unless all of them run the operation."""
+        fix = "take the same steps on every rank" if operation == STEP else _SAME_MODEL
+        return self.exchange_counts(operation, [value] * self.count, failure, fix)
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
         """Return the norm of a tensor split over the ranks, given the norm of this rank's part."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hotrow.distributed.ranks import FOR_TRAINING, Ranks, as_bytes
+from hotrow.distributed.ranks import FOR_TRAINING, STEP, Ranks, as_bytes
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
@@ -79,8 +80,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
     Cost: for each lookup, each rank sends two 16-byte headers, and the gradients and ids of the
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends another header for
-    each table. After other code has written to a table, the next lookup for training hashes the
-    table. After `optimizer.load_state_dict`, the next step hashes the table's state.
+    each table. If the tables are also sharded, each lookup and step sends another header to the
+    ranks with other rows. After other code has written to a table, the next lookup for training
+    hashes the table. After `optimizer.load_state_dict`, the next step hashes the table's state.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -167,10 +169,15 @@ class _Replicas:
 
         Also raise an error if other code has written different values to the copies.
         """
+        with _on_all_shards(table, f"look up ids in {self.name}{FOR_TRAINING}"):
+            self.agree_on_look_up(table, failure)
+
+    def agree_on_look_up(self, table: Table, failure: Exception | None) -> None:
+        """Raise the errors of `prepare_look_up` on the ranks with the same rows."""
         check_ddp(table, self.name)
         operation = f"look up ids in {self.name}{FOR_TRAINING}"
         was_written = int(not table.has_equal_replicas)
-        if any(self.ranks.exchange_counts(operation, [was_written] * self.ranks.count, failure)):
+        if any(self.ranks.agree(operation, was_written, failure)):
             self._compare_copies(table)
 
     def _compare_copies(self, table: Table) -> None:
@@ -222,7 +229,11 @@ class _Replicas:
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = zlib.crc32(repr(options).encode())
-        received = self._agree_on_step(table, options, (checksum << 4) | (settled << 2) | int(kind))
+        value = (checksum << 4) | (settled << 2) | int(kind)
+        with _on_all_shards(table, STEP):
+            received = self.ranks.agree(STEP, value)
+            if any(each >> 4 != value >> 4 for each in received):
+                self._raise_different_options(options)
         most_settled = max((each >> 2) & 3 for each in received)
         highest_kind = max(each & 3 for each in received)
         if table.lag is not None and most_settled == 2:
@@ -231,31 +242,9 @@ class _Replicas:
             table.settle()
         return StepKind(highest_kind)
 
-    def _agree_on_step(self, table: Table, options: Mapping[str, str], value: int) -> list[int]:
-        """Return the values of all ranks, which must have the same options.
-
-        Also raise errors on the ranks with other rows, because they must not take this step alone.
-        """
-        received: list[int] = []
-        failure: HotrowError | None = None
-        try:
-            received = self.ranks.agree_on_step(value)
-            if any(each >> 4 != value >> 4 for each in received):
-                self._raise_different_options(options)
-        except HotrowError as error:
-            failure = error
-        try:
-            if table.shards is not None:
-                table.shards.agree_on_step(failure)
-            if failure is not None:
-                raise failure
-        finally:
-            failure = None  # drop the error, whose traceback refers to the table
-        return received
-
     def _raise_different_options(self, options: Mapping[str, str]) -> NoReturn:
         """Raise an error that names the first option that differs between the ranks."""
-        first, *others = self.ranks.all_gather("take a step", options)
+        first, *others = self.ranks.all_gather(STEP, options)
         rank, other = next((i, each) for i, each in enumerate(others, 1) if each != first)
         name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
         error = HotrowError(
@@ -266,6 +255,23 @@ class _Replicas:
         )
         mark_on_all_ranks(error)
         raise error
+
+
+@contextmanager
+def _on_all_shards(table: Table, operation: str) -> Iterator[None]:
+    """Also raise errors on the ranks with other rows, because they must not continue alone."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    try:
+        if table.shards is not None:
+            table.shards.agree(operation, failure)
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # drop the error, whose traceback refers to the table
 
 
 def _hash_copy(table: Table) -> bytes:

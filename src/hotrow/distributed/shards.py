@@ -63,9 +63,9 @@ class Shards:
         """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.name}", rows, failure)
 
-    def agree_on_step(self, failure: Exception | None) -> None:
-        """Raise an error of any rank on all ranks, unless all of them take a step."""
-        self.ranks.agree_on_step(failure=failure)
+    def agree(self, operation: str, failure: Exception | None) -> None:
+        """Raise an error of any rank on all ranks, unless all of them run the operation."""
+        self.ranks.agree(operation, 0, failure)
 
     def all_equal(self, values: Sequence[int]) -> bool:
         """Return whether these values are the same on all ranks."""
@@ -295,7 +295,7 @@ def _exchange_counts(
         # wait for an exchange, so raise the error there too.
         if replicated and has_trained(error):
             assert replicated[0].replicas is not None
-            replicated[0].replicas.prepare_look_up(replicated[0], error)
+            replicated[0].replicas.agree_on_look_up(replicated[0], error)
         raise
 
 

@@ -85,7 +85,7 @@ class RowLag:
         group: ParamGroup,
         state: RowState,
     ) -> None:
-        self._table, self.state = weakref.ref(table), state
+        self._table, self._state = weakref.ref(table), weakref.ref(state)
         self.replaced: Replaced | None = None  # set until the first step of this lag
         self.group_options = {key: value for key, value in group.items() if key != "params"}
         self.values = table.raw_data
@@ -137,6 +137,14 @@ class RowLag:
         self.must_warn = False  # whether to call `warn_about_alias`
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
         state.lag = self
+        if table.backing is not None:
+            table.backing.state_files.last_run = self.run  # keeps the state for the next save
+
+    @property
+    def state(self) -> RowState:
+        """The state in `optimizer.state`, or an empty state if it no longer exists."""
+        state = self._state()
+        return RowState() if state is None else state
 
     @property
     def run(self) -> Run:
@@ -145,7 +153,7 @@ class RowLag:
 
     @property
     def table(self) -> Table:
-        """The table that owns this lag."""
+        """The table that uses this lag."""
         table = self._table()
         assert table is not None
         return table
@@ -477,7 +485,9 @@ class RowLag:
 
     def settle_all(self) -> None:
         """Settle all rows, so that the state equals torch's."""
-        self.table.check_files()
+        table = self._table()
+        if table is not None:
+            table.check_files()
         if self.has_stale_rows:
             self.settle(None)
 

@@ -429,7 +429,6 @@ class RowOptimizer(_Optimizer):
                 if not isinstance(state, RowState):
                     state = self.state[table] = RowState(state)
                     state.adopt_data()  # forgets the tensors that no other code keeps
-                state.close_lag()  # the lag of another table
                 match_strides(state, table)
                 table.lag = lag = RowLag(self.rule, table, group, state)
             except BaseException:
@@ -446,8 +445,12 @@ class RowOptimizer(_Optimizer):
             HotrowError: the rows of the table changed, but not those of this state.
         """
         state = self.state.get(table, {})
-        if isinstance(state, RowState) and state.aliases:
-            state.adopt_data()
+        if isinstance(state, RowState):
+            if state.aliases:
+                state.adopt_data()
+            own_lag: object = table.lag
+            if state.lag is not own_lag:  # other code has moved the state from another table
+                state.close_lag()
         refuse_old_rows(self, table, state)
         if table.backing is not None and not state and not isinstance(state, RowState):
             run = last_run(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from types import MappingProxyType
@@ -47,7 +46,9 @@ class RowState(dict[str, Any]):
     rows nor close the lag.
     """
 
-    _lag: weakref.ref[StateLag] | None = None  # weak, because the table owns the lag
+    # The `RowLag` that tracks the missed steps of these rows, or None. It refers to this state
+    # weakly. If code keeps the state, but not the table, the rows can still be settled.
+    lag: StateLag | None = None
     # The tensor that the last read of each name has returned, while other code may still use it.
     aliases: dict[str, _Alias] | None = None
     is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
@@ -60,15 +61,6 @@ class RowState(dict[str, Any]):
                 self._store(name, value)
             else:
                 dict.__setitem__(self, name, value)
-
-    @property
-    def lag(self) -> StateLag | None:
-        """The `RowLag` that tracks the missed steps of these rows, or None if none is attached."""
-        return None if self._lag is None else self._lag()
-
-    @lag.setter
-    def lag(self, lag: StateLag | None) -> None:
-        self._lag = None if lag is None else weakref.ref(lag)
 
     @property
     def has_old_rows(self) -> bool:
@@ -216,29 +208,6 @@ class States(defaultdict[Any, dict[str, Any]]):
         for parameter in self:
             self[parameter]
 
-    def __setitem__(self, parameter: Any, state: dict[str, Any]) -> None:
-        if state is not (old := dict.get(self, parameter)):
-            _settle_removed(old)
-        if not (isinstance(parameter, Table) and parameter.lag is getattr(state, "lag", None)):
-            _settle_removed(state)  # from another parameter
-        super().__setitem__(parameter, state)
-
-    def __delitem__(self, parameter: Any) -> None:
-        _settle_removed(dict.get(self, parameter))
-        super().__delitem__(parameter)
-
-    def pop(self, parameter: Any, *default: Any) -> Any:  # noqa: D102
-        _settle_removed(self.get(parameter))
-        return super().pop(parameter, *default)
-
-    def popitem(self) -> Any:  # noqa: D102
-        _settle_removed(self[next(reversed(self))] if self else None)
-        return super().popitem()
-
-    def __ior__(self, other: Any) -> States:  # type: ignore[misc, override]
-        self.update(other)
-        return self
-
     def copy(self) -> States:  # noqa: D102
         return States(dict, self)
 
@@ -246,12 +215,6 @@ class States(defaultdict[Any, dict[str, Any]]):
 
     def __reduce__(self) -> Any:
         return States, (dict, dict(self))
-
-
-def _settle_removed(state: Any) -> None:
-    """Settle the rows of a state that leaves its table, because the table owns the lag."""
-    if isinstance(state, RowState):
-        state.close_lag()
 
 
 def _is_in_memory(parameter: Any) -> bool:
@@ -294,8 +257,6 @@ def _has_rows(value: Any) -> TypeGuard[Tensor]:
 for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
     setattr(RowState, _name, getattr(MutableMapping, _name))
 RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]
-for _name in ("clear", "update"):
-    setattr(States, _name, getattr(MutableMapping, _name))
 
 # `tree_map` treats a state like a dict, as in torch, and not like a single value.
 register_pytree_node(

@@ -106,8 +106,8 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     def refuse_averaging(self) -> None:
         """Raise an error if torch's model averaging is about to replace this process's rows."""
 
-    def agree_on_step(self, failure: Exception | None) -> None:
-        """Raise an error of any process in all of them, unless all of them take a step."""
+    def agree(self, operation: str, failure: Exception | None) -> None:
+        """Raise an error of any process in all of them, unless all of them run the operation."""
 
     def all_equal(self, values: Sequence[int]) -> bool:
         """Return whether these values are the same in all processes."""
@@ -127,6 +127,9 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
 
     def prepare_look_up(self, table: _Table, failure: Exception | None = None) -> None:
         """Check that every process makes this lookup; if not, raise an error in every process."""
+
+    def agree_on_look_up(self, table: _Table, failure: Exception | None) -> None:
+        """Raise the errors of `prepare_look_up` in the processes with the same rows."""
 
     @property
     def sort_key(self) -> tuple[str, tuple[int, ...]]:

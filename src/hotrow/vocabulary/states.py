@@ -48,9 +48,11 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
     shape = tuple(weight.shape)
     run = last_run(weight) if isinstance(weight, Table) else None
     last = weight.last_optimizer if isinstance(weight, Table) else None
-    if run is not None and last is None and isinstance(weight, Table) and weight.backing is None:
-        weight.close_lag()  # the optimizer and its state no longer exist
-        run = None
+    if run is not None and last is None and not run.state:
+        assert isinstance(weight, Table)
+        if weight.backing is None:
+            weight.close_lag()  # the optimizer and its state no longer exist
+            run = None
     # Without a lag, the last optimizer may still have state.
     has_state = last is not None and bool(row_tensors(last, weight))
     if optimizer is None:
