@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hotrow
-from hotrow import vocabulary
+from hotrow import HotrowError, vocabulary
 from hotrow.table.parameter import Table
 
 ROWS, COLUMNS = 6, 2
@@ -173,6 +173,21 @@ def test_states_can_be_kept_without_their_tables():
         found.append([layer.weight.detach(), kept["exp_avg"], kept["exp_avg_sq"]])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_rows_do_not_change_without_a_state_that_is_kept():
+    layer, optimizer = make(hotrow)
+    step(layer, optimizer, 0, 1, 2)
+    step(layer, optimizer, 0)
+    kept = optimizer.state[layer.weight]
+    del optimizer
+    with pytest.raises(HotrowError, match="state for each row: pass the optimizer too"):
+        vocabulary.take(layer, [2, 1, 0])
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    optimizer.state[layer.weight] = kept
+    before = kept["exp_avg"].clone()
+    vocabulary.take(layer, [2, 1, 0], optimizer)
+    assert torch.equal(optimizer.state[layer.weight]["exp_avg"], before[[2, 1, 0]])
 
 
 def test_a_table_and_its_state_are_freed_without_garbage_collection():
