@@ -1,5 +1,6 @@
 """Folders under other users, limits, sandboxes and process lifetimes."""
 
+import ctypes
 import gc
 import os
 import resource
@@ -196,19 +197,81 @@ def access_list(user, mode):
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
 
 
+WITHOUT_PROC = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+ACCESS_LIST = "system.posix_acl_access"
+
+
 @is_root
-def test_a_save_keeps_the_access_lists_of_the_files(open_folder):
-    path, name = open_folder / "t", "system.posix_acl_access"
+@pytest.mark.parametrize("command", [[], WITHOUT_PROC])
+def test_a_save_keeps_the_access_lists_of_the_files(open_folder, command):
+    path = open_folder / "t"
     make_folder(path)
     for each in path.iterdir():
         each.chmod(0o600)
-        os.setxattr(each, name, access_list(USER, 6))
-    with disk.open(path) as store:
-        store.save("by root")
+        os.setxattr(each, ACCESS_LIST, access_list(USER, 6))
+    assert save_in(path, command) == ""
     for each in path.iterdir():
-        assert os.getxattr(each, name) == access_list(USER, 6)
+        assert os.getxattr(each, ACCESS_LIST) == access_list(USER, 6)
     path.chmod(0o777)
-    run_in_child(check_rest, path, "by root")
+    run_in_child(check_rest, path, "by the child")
+
+
+@is_root
+def test_a_save_does_not_use_the_default_access_list_of_the_folder(open_folder):
+    path = open_folder / "t"
+    make_folder(path)
+    for each in path.iterdir():
+        each.chmod(0o660)
+    os.setxattr(path, "system.posix_acl_default", access_list(USER, 6))
+    assert save_in(path, []) == ""
+    for each in path.iterdir():
+        assert stat.S_IMODE(each.stat().st_mode) == 0o660
+        assert ACCESS_LIST not in os.listxattr(each)
+
+
+@is_root
+def test_a_save_keeps_the_permissions_without_the_right_to_change_those_of_others(open_folder):
+    path = open_folder / "t"
+    make_folder(path)
+    for each in path.iterdir():
+        each.chmod(0o600)
+        os.chown(each, USER, USER)
+    assert save_in(path, ["setpriv", "--bounding-set=-fowner", "--inh-caps=-fowner"]) == ""
+    for each in path.iterdir():
+        assert (stat.S_IMODE(each.stat().st_mode), each.stat().st_uid) == (0o600, USER)
+
+
+def save_in_a_namespace(path, ready, mapped):
+    """Save in a user namespace that the parent process maps to other users and groups."""
+    os.setgroups([])
+    assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
+    os.write(ready, b"1")
+    os.read(mapped, 1)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    with disk.open(path) as store, pytest.raises(HotrowError, match=r"not permitted: 'run.json'"):
+        store.save("in the namespace")
+
+
+@is_root
+def test_a_save_in_a_namespace_without_the_group_of_the_files_changes_nothing(open_folder):
+    path, user, group = open_folder / "t", 100_000, USER
+    make_folder(path, rest="by root")
+    path.chmod(0o1777)
+    for each in (path, *path.iterdir()):
+        os.chown(each, user + 1, group)
+    for each in path.iterdir():
+        each.chmod(0o666)
+    (is_ready, ready), (is_mapped, mapped) = os.pipe(), os.pipe()
+    child = fork(save_in_a_namespace, path, ready, is_mapped)
+    os.read(is_ready, 1)
+    Path(f"/proc/{child}/uid_map").write_text(f"0 {user} 2")
+    Path(f"/proc/{child}/gid_map").write_text(f"0 {user} 1")
+    os.write(mapped, b"1")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for pipe in (is_ready, ready, is_mapped, mapped):
+        os.close(pipe)
+    assert read_values(path)["rest"] == "by root"
 
 
 def test_a_save_replaces_a_file_that_was_deleted(tmp_path):
@@ -358,6 +421,48 @@ def test_a_forked_child_that_closes_a_store_keeps_the_parents_lock(tmp_path):
         with pytest.raises(HotrowError, match="is already open"):
             disk.open(tmp_path / "t")
         store.save("parent")
+
+
+SAVE_AT_FORK = """
+import os, sys
+
+stores = []
+def end():
+    for store in stores:
+        try:
+            getattr(store, sys.argv[2])()
+        except Exception as error:
+            print(error, flush=True)
+
+os.register_at_fork(after_in_child=end)  # runs before hotrow's own function
+from hotrow import HotrowError, disk
+
+store = disk.open(sys.argv[1])
+stores.append(store)
+if not os.fork():
+    os._exit(0)
+os.wait()
+try:
+    disk.open(sys.argv[1])
+except HotrowError as error:
+    print(error)
+store.save("by the parent")
+"""
+
+
+@pytest.mark.parametrize("method", ["save", "close"])
+def test_a_child_cannot_use_a_folder_before_it_forgets_the_lock(tmp_path, method):
+    """As in signal handlers that run at once after a fork."""
+    make_folder(tmp_path / "t")
+    done = subprocess.run(
+        [sys.executable, "-c", SAVE_AT_FORK, tmp_path / "t", method],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("was opened before this process was forked" in done.stdout) == (method == "save")
+    assert "is already open" in done.stdout
+    assert read_values(tmp_path / "t")["rest"] == "by the parent"
 
 
 def test_a_folder_can_be_opened_again_while_a_child_starts(tmp_path):

@@ -50,7 +50,7 @@ class Folder:
         self.set_path(path)
         self._is_tmpfs: bool | None = None
         self._close = close_later(self, self._descriptor)
-        self._lock = -1
+        self._lock = self._process = -1
 
     def set_path(self, path: Path) -> None:
         """Set the path of the folder, for example after it was renamed."""
@@ -66,7 +66,7 @@ class Folder:
 
         descriptor = os.open(".", os.O_DIRECTORY, dir_fd=self._descriptor)
         self._close_lock = close_later(self, descriptor)
-        self._lock = descriptor
+        self._lock, self._process = descriptor, os.getpid()
         _locked.add(self)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,8 +79,12 @@ class Folder:
 
     @property
     def is_locked(self) -> bool:
-        """Whether this process has locked the folder, and is not a forked child of that process."""
-        return self._lock >= 0
+        """Whether this process has locked the folder, and is not a forked child of that process.
+
+        A child forgets the lock, but signal handlers may run before. In another process namespace,
+        it may have the same number as its parent.
+        """
+        return self._lock >= 0 and self._process == os.getpid()
 
     def forget_lock(self) -> None:
         """In a forked child, let only the parent keep the lock."""
@@ -146,21 +150,27 @@ class Folder:
         return file
 
     def _copy_permissions(self, name: str, descriptor: int) -> None:
-        status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode):
-            return
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        other = os.open(name, flags, dir_fd=self._descriptor)
+        try:
+            status = os.fstat(other)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            access_list = _read_access_list(other)
+        finally:
+            os.close(other)
+        mode = status.st_mode & 0o666
+        if access_list is None:
+            with contextlib.suppress(OSError):
+                os.removexattr(descriptor, _ACCESS_LIST)  # the folder's default list
+            os.fchmod(descriptor, mode)
+        else:
+            # With a list, the mode of the group limits what it allows other users and groups.
+            os.fchmod(descriptor, mode & ~stat.S_IRWXG)
+            os.setxattr(descriptor, _ACCESS_LIST, access_list)
         for user, group in ((-1, status.st_gid), (status.st_uid, -1)):
             with contextlib.suppress(OSError):
-                os.fchown(descriptor, user, group)
-        mode, path = status.st_mode & 0o666, f"/proc/self/fd/{self._descriptor}/{name}"
-        try:
-            access_list = os.getxattr(path, _ACCESS_LIST, follow_symlinks=False)
-        except OSError:  # usually, because the file has no access list
-            os.fchmod(descriptor, mode)
-            return
-        # With a list, the mode of the group limits what the list allows other users and groups.
-        os.fchmod(descriptor, mode & ~stat.S_IRWXG)
-        os.setxattr(descriptor, _ACCESS_LIST, access_list)
+                os.fchown(descriptor, user, group)  # last, because only an owner may do the above
 
     def write(self, name: str, parts: Iterable[Any]) -> None:
         """Write a file beside the old one, flush it to disk, and rename it into place."""
@@ -246,22 +256,36 @@ def close_later(owner: object, descriptor: int) -> Callable[[], object]:
     return close
 
 
+def _read_access_list(descriptor: int) -> bytes | None:
+    try:
+        return os.getxattr(descriptor, _ACCESS_LIST)
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return None
+        raise
+
+
 def _may_replace_files_of(file: os.stat_result) -> bool:
     """Return whether this process may replace files of other users in a folder with a sticky bit.
 
     This requires the capability CAP_FOWNER. In a user namespace, it also requires that the
-    namespace contains the owner of the file. Otherwise, Linux reports another owner, often 65534.
+    namespace contains the owner and the group of the file. Otherwise, Linux reports other numbers,
+    often 65534.
     """
     try:
         status = Path("/proc/thread-self/status").read_text()
-        users = Path("/proc/self/uid_map").read_text().split()
-        unknown_user = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        are_known = [_is_known("uid", file.st_uid), _is_known("gid", file.st_gid)]
     except OSError:
         return os.geteuid() == 0
-    has_all_users = users[2:] == ["4294967295"]
     capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
-    is_known = has_all_users or file.st_uid != unknown_user
-    return is_known and bool(capabilities >> _CAP_FOWNER & 1)
+    return all(are_known) and bool(capabilities >> _CAP_FOWNER & 1)
+
+
+def _is_known(kind: str, number: int) -> bool:
+    """Return whether this user namespace contains a user or a group."""
+    ranges = Path(f"/proc/self/{kind}_map").read_text().split()
+    unknown = int(Path(f"/proc/sys/kernel/overflow{kind}").read_text())
+    return ranges[2:] == ["4294967295"] or number != unknown
 
 
 _ACCESS_LIST = "system.posix_acl_access"
