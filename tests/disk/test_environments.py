@@ -234,11 +234,11 @@ def test_a_save_keeps_the_permissions_without_the_right_to_change_those_of_other
     path = open_folder / "t"
     make_folder(path)
     for each in path.iterdir():
-        each.chmod(0o600)
+        each.chmod(0o640)
         os.chown(each, USER, USER)
     assert save_in(path, ["setpriv", "--bounding-set=-fowner", "--inh-caps=-fowner"]) == ""
     for each in path.iterdir():
-        assert (stat.S_IMODE(each.stat().st_mode), each.stat().st_uid) == (0o600, USER)
+        assert (stat.S_IMODE(each.stat().st_mode), each.stat().st_uid) == (0o640, USER)
 
 
 def save_in_a_namespace(path, ready, mapped):

@@ -515,6 +515,57 @@ def test_errors_of_layers_reach_the_other_ranks():
         assert a in b  # the other rank's message also names the rank that failed
 
 
+def bad_arguments(method):
+    """Pass bad arguments on rank 1; after each error, look up rows on all ranks."""
+    model, is_bad = distribute(converted_model(), method, 2), dist.get_rank() == 1
+    assert isinstance(model.user.weight, Table)
+    ids, errors = torch.tensor([0, 5]), []
+    for use in (
+        lambda: nn.functional.embedding(ids, model.user.weight, 101 if is_bad else None),
+        lambda: nn.functional.embedding_bag(
+            torch.zeros(2, 0 if is_bad else 3, dtype=torch.long), model.bag.weight, mode="sum"
+        ),
+        lambda: nn.functional.embedding_bag(
+            ids[None], model.bag.weight, mode="sum", padding_idx=1000 if is_bad else None
+        ),
+    ):
+        errors.append(error_text(use))
+        rows = model.user(ids)
+        rows.sum().backward()
+        model.user.weight.grad = None
+        errors.append(None if torch.equal(rows, model.user(ids)) else "other rows")
+    return errors
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_bad_arguments_on_one_rank_raise_on_all_ranks(method):
+    other, own = rank_processes(2).run(bad_arguments, method)
+    assert other[1::2] == own[1::2] == [None] * 3
+    for a, b in zip(own[::2], other[::2], strict=True):
+        assert a in b
+    assert "padding_idx = 101, but the table has 101 rows" in own[0]
+    assert "torch does not accept empty bags of shape (2, 0)" in own[2]
+    assert "padding_idx = 1000, but the table has" in own[4]
+
+
+def bad_id_beside_a_frozen_table():
+    """On a 2-D mesh, look up an invalid id in a sharded table, together with a frozen table."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = converted_model()
+    model.day.weight.requires_grad_(False)
+    shard(model, mesh["shards"])
+    hotrow.distributed.replicate(model.day, mesh["replicas"])
+    bad = torch.tensor([101 if dist.get_rank() == 1 else 5])
+    return error_text(look_up, (model.user, bad), (model.day, torch.tensor([1])))
+
+
+def test_a_bad_id_beside_a_frozen_table_raises_on_the_ranks_of_the_lookup():
+    first, second, *others = rank_processes(4).run(bad_id_beside_a_frozen_table)
+    assert others == [None, None]
+    assert second in first
+    assert "input[0] = 101, but the table has 101 rows" in second
+
+
 def bad_id_on_a_mesh():
     """Look up an invalid id on one rank of a 2-D mesh, then continue training on all ranks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))

@@ -271,10 +271,10 @@ class AllToAll(torch.autograd.Function):
         )
 
 
-def has_trained(error: Exception) -> bool:
-    """Return whether any rank looked up ids for training or took a step in a failed exchange."""
+def has_trained(error: Exception, name: str) -> bool:
+    """Return whether any rank took a step in a failed exchange, or used this table for training."""
     operations = getattr(error, "gathered", [])
-    return any(FOR_TRAINING in each or each == STEP for each in operations)
+    return any(f"{name}{FOR_TRAINING}" in each or each == STEP for each in operations)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
                 "sharded",
                 fix="call hotrow.distributed.shard on the model first",
             )
-        check_options(table, layer.max_norm, layer.scale_grad_by_freq)
+        check_options(table, layer.padding_idx, layer.max_norm, layer.scale_grad_by_freq)
     requests = [
         LookUpRequest(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
         for layer, ids in pairs

@@ -290,19 +290,22 @@ def _exchange_counts(
         dtypes = ", ".join(str(table.dtype) for table in tables)
         return ranks.exchange_counts(operation, counts, failure, details=f" in {dtypes}")
     except Exception as error:
-        replicated = [table for table in tables if table.replicas is not None]
         # All ranks of these shards raise this error. If any of these ranks trains, the replicas
         # wait for an exchange, so raise the error there too.
-        if replicated and has_trained(error):
-            assert replicated[0].replicas is not None
-            replicated[0].replicas.agree_on_look_up(replicated[0], error)
+        for table in tables:
+            assert isinstance(table.shards, Shards)
+            if table.replicas is not None and has_trained(error, table.shards.name):
+                table.replicas.agree_on_look_up(table, error)
         raise
 
 
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
     """Return the name of an exchange, for comparison between ranks and for error messages."""
-    names = ", ".join(shard.name for shard in shards)
-    return f"look up ids in {names}{FOR_TRAINING if any(map(needs_gradient, tables)) else ''}"
+    names = [
+        f"{shard.name}{FOR_TRAINING if needs_gradient(table) else ''}"
+        for shard, table in zip(shards, tables, strict=True)
+    ]
+    return f"look up ids in {', '.join(names)}"
 
 
 def _send_ids(

@@ -83,7 +83,7 @@ def _embedding(
     norm_type: float,
     scale_grad_by_freq: bool,
 ) -> Tensor:
-    check_options(weight, max_norm, scale_grad_by_freq)
+    check_options(weight, padding_idx, max_norm, scale_grad_by_freq)
     if weight.shards is not None:
         _, inverse, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
         return F.embedding(inverse, compact)
@@ -178,7 +178,7 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Tensor:
-    check_options(weight, max_norm, scale_grad_by_freq)
+    check_options(weight, padding_idx, max_norm, scale_grad_by_freq)
     padding = normalize_padding(padding_idx, table_row_count(weight))
     if max_norm is None and weight.shards is None and has_gpu_reader(weight, input):
         # Only the GPU knows the distinct ids, so look up a row for each id.
@@ -208,6 +208,11 @@ def _embedding_bag(
                 dtype=weight.dtype,
                 last=include_last_offset,
             )
+            if offsets is None and not input.shape[1]:
+                raise HotrowError(
+                    f"torch does not accept empty bags of shape {tuple(input.shape)}",
+                    fix="pass ids of shape (0,) and offsets=torch.zeros(B, dtype=torch.int64)",
+                )
         except HotrowError as error:
             raise_on_all_ranks(weight, error)
     if weight.shards is None:
@@ -256,9 +261,17 @@ def _distinct_rows(
         return rows, inverse, compact
 
 
-def check_options(table: Table, max_norm: float | None, scale_grad_by_freq: bool = False) -> None:
+def check_options(
+    table: Table, padding_idx: int | None, max_norm: float | None, scale_grad_by_freq: bool
+) -> None:
     """Raise an error in every process if a distributed table doesn't support the options."""
-    if scale_grad_by_freq and table.spans_processes:
+    if not table.spans_processes:
+        return
+    try:
+        normalize_padding(padding_idx, table_row_count(table))
+    except HotrowError as error:
+        raise_on_all_ranks(table, error)
+    if scale_grad_by_freq:
         raise_on_all_ranks(
             table,
             HotrowError(
