@@ -23,7 +23,7 @@ from tests.support.exhaustive import exhaustive
 pytestmark = pytest.mark.usefixtures("small_tables")
 
 MODELS = """
-import torch, warnings, torch.nn.functional as F
+import os, torch, typer, warnings, torch.nn.functional as F
 from torch import nn
 
 class Policy(nn.Module):
@@ -58,6 +58,16 @@ class Picky(Policy):
 class Quitter(Policy):
     def forward(self, states):
         raise SystemExit(0)
+
+class Late(Policy):
+    runs = []
+
+    def forward(self, states):
+        self.runs.append(1)
+        if len(self.runs) > 1:
+            errors = typer.Exit(0), EOFError("late"), BrokenPipeError("late")
+            raise errors[int(os.environ["LATE"])]
+        return super().forward(states)
 
 class Held:
     build = Policy
@@ -298,6 +308,17 @@ def test_an_internal_error_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "RuntimeError: only the converted model raises ZeroDivisionError" in found.err
 
 
+@pytest.mark.parametrize("error", [0, 1, 2])
+def test_an_error_after_the_first_run_exits_3(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """typer would exit with 0 or 1, which mean equal and not equal."""
+    monkeypatch.setenv("LATE", str(error))
+    found = run("@Late --inputs @states")
+    assert (found.code, found.out) == (3, "")
+    assert "nets.models:Late fails: " in found.err
+
+
 @exhaustive
 def test_the_current_directory_is_importable(folder: Path) -> None:
     command = [Path(sys.executable).parent / "hotrow", "compare", "nets.models:plain"]
@@ -411,7 +432,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("exits:build --inputs @states", "exits cannot be imported: SystemExit: usage: exits.py", ONE),
     (
         "@fails --inputs @states",
-        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 69)",
+        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 79)",
         ONE,
     ),
     ("@Quitter --inputs @states", "nets.models:Quitter exits Python: SystemExit: 0", "remove sys"),

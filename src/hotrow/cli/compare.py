@@ -19,7 +19,7 @@ from hotrow.cli.options import Device, TableFile, TensorName, TokenizerFile, che
 from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
 from hotrow.inputs import examples, files, loader
-from hotrow.inputs.text import escape_unprintable
+from hotrow.inputs.text import escape_unprintable, one_line
 from hotrow.inputs.tokenizer import open_tokenizer
 from hotrow.kernels import devices
 from hotrow.verify.compare import Comparison, compare
@@ -317,15 +317,20 @@ def _compare_model(
         seed = seed or 0
         with torch.random.fork_rng(devices.all_accelerators()):
             built, given = loader.load_model(model, seed), loader.load_inputs(inputs, seed)
-        return compare_models(
-            built,
-            given,
-            title=model,
-            to="lookup" if to is None else to,
-            seed=seed,
-            device=None if device == "cpu" else device,
-            progress=report_progress,
-        )
+        try:
+            return compare_models(
+                built,
+                given,
+                title=model,
+                to="lookup" if to is None else to,
+                seed=seed,
+                device=None if device == "cpu" else device,
+                progress=report_progress,
+            )
+        except HotrowError:
+            raise
+        except Exception as error:  # typer would exit with 0 or 1 after some errors
+            raise RuntimeError(f"{model} fails: {one_line(error)}") from error
 
 
 def parse_size(text: str) -> int:

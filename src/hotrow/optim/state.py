@@ -170,9 +170,9 @@ class States(defaultdict[Any, dict[str, Any]]):
     disk is in its folder until the first step.
     """
 
-    def __init__(self, factory: object = dict, states: Mapping[Any, Any] = _NO_STATES) -> None:
+    def __init__(self, factory: Any = dict, states: Mapping[Any, Any] = _NO_STATES) -> None:
         """Copy states. The arguments are those of defaultdict, because `|` passes its factory."""
-        super().__init__(dict, states.items())
+        super().__init__(factory, states.items())
         self.convert()
 
     def __missing__(self, parameter: Any) -> dict[str, Any]:
