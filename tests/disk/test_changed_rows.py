@@ -670,3 +670,17 @@ def test_a_table_on_disk_that_was_resized_accepts_the_keys(tmp_path):
         words = vocabulary.Vocabulary.load(keys, store.layer)
         store.layer.load_state_dict(layer.state_dict())
         assert_same_bits(store.layer(words.look_up(["b"])).detach(), layer.weight[1:2].detach())
+
+
+def test_rows_change_after_an_earlier_optimizer_returned_its_state(tmp_path):
+    with disk.create(tmp_path / "t", 40, 8) as store:
+        layer = store.layer
+        optimizer = hotrow.optim.Adam(layer.parameters())
+        layer(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        optimizer.state_dict()
+        optimizer = hotrow.optim.Adam(layer.parameters())
+        gc.collect()
+        vocabulary.resize(layer, 60, optimizer)
+        assert optimizer.state[layer.weight]["exp_avg"].shape == (60, 8)
+        assert torch.count_nonzero(optimizer.state[layer.weight]["exp_avg"]) == 16

@@ -462,6 +462,7 @@ class RowOptimizer(_Optimizer):
                         fix="fill the tensors of optimizer.state[weight] with 0 instead",
                     )
                 state = self.state[table] = run.state
+                state.adopt_data()  # forgets the tensors that an earlier optimizer has returned
                 table.record_optimizer(self)
                 warn_of_missing_state(self, state)
         return state

@@ -1,5 +1,6 @@
 """The torch functions that access only a tensor's metadata; they don't settle a table."""
 
+import torch
 from torch import Tensor
 
 METADATA_FUNCTIONS = {
@@ -20,4 +21,4 @@ METADATA_FUNCTIONS = {
         "register_post_accumulate_grad_hook", "storage_offset", "__len__", "get_device",
         "is_shared", "is_pinned",
     )
-}  # fmt: skip
+} | {torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like}  # fmt: skip
