@@ -339,6 +339,7 @@ def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> d
     Each round opens the folder once with checks and once without. Both times, the steps run twice:
     first on pages that have not been checked, then on the same pages again.
     """
+    torch.set_num_threads(1)
     columns, ids = 64, 4096
     batches = Batches(rows, ids)
     all_ids = [batches[t] for t in range(steps)]
