@@ -1,6 +1,5 @@
 """The torch functions that access only a tensor's metadata; they don't settle a table."""
 
-import torch
 from torch import Tensor
 
 METADATA_FUNCTIONS = {
@@ -21,4 +20,4 @@ METADATA_FUNCTIONS = {
         "register_post_accumulate_grad_hook", "storage_offset", "__len__", "get_device",
         "is_shared", "is_pinned",
     )
-} | {torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like}  # fmt: skip
+}  # fmt: skip
