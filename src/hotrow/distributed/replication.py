@@ -149,6 +149,10 @@ class _Replicas:
         """
         return self.name, self.calls
 
+    @property
+    def _look_up_operation(self) -> str:
+        return f"look up ids in {self.name}{FOR_TRAINING}"
+
     def source(self, table: Tensor) -> Tensor:
         """Return a stand-in for the table; its gradient is gathered from all ranks."""
         source: Tensor = MapGradient.apply(table, self._gather)  # type: ignore[no-untyped-call]
@@ -169,15 +173,14 @@ class _Replicas:
 
         Also raise an error if other code has written different values to the copies.
         """
-        with _on_all_shards(table, f"look up ids in {self.name}{FOR_TRAINING}"):
+        with _on_all_shards(table, self._look_up_operation):
             self.agree_on_look_up(table, failure)
 
     def agree_on_look_up(self, table: Table, failure: Exception | None) -> None:
         """Raise the errors of `prepare_look_up` on the ranks with the same rows."""
         check_ddp(table, self.name)
-        operation = f"look up ids in {self.name}{FOR_TRAINING}"
         was_written = int(not table.has_equal_replicas)
-        if any(self.ranks.agree(operation, was_written, failure)):
+        if any(self.ranks.agree(self._look_up_operation, was_written, failure)):
             self._compare_copies(table)
 
     def _compare_copies(self, table: Table) -> None:

@@ -51,7 +51,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             return
         tables = find_tables(optimizer.param_groups)
         for group, table in tables:
-            refuse_old_rows(optimizer, table, optimizer.state.get(table))
+            refuse_old_rows(optimizer, table)
             _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`

@@ -34,8 +34,9 @@ def mark_old_rows(table: Table, optimizer: torch.optim.Optimizer | None) -> None
             state.is_old = True
 
 
-def refuse_old_rows(optimizer: torch.optim.Optimizer, table: Table, state: object) -> None:
+def refuse_old_rows(optimizer: torch.optim.Optimizer, table: Table) -> None:
     """Raise an error if the rows of the table changed, but not those of the optimizer's state."""
+    state = optimizer.state.get(table)
     if isinstance(state, RowState) and state.has_old_rows:
         raise HotrowError(
             f"the rows of a {tuple(table.shape)} table changed after this "

@@ -452,7 +452,7 @@ class RowOptimizer(_Optimizer):
             if state.lag is not own_lag:  # other code has moved the state from another table
                 state.close_lag()
             if state.is_old:
-                refuse_old_rows(self, table, state)
+                refuse_old_rows(self, table)
         if table.backing is not None and not state and not isinstance(state, RowState):
             run = last_run(table)
             if run is not None and run.rule is self.rule:
