@@ -21,6 +21,7 @@ import hotrow
 from hotrow import HotrowError
 from hotrow.optim.lag import RowLag
 from hotrow.optim.state import RowState
+from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
 from tests.support.exhaustive import exhaustive
@@ -389,13 +390,27 @@ def test_scalars_are_float32_when_the_default_dtype_is_bfloat16(name, bfloat16_b
     assert {value.dtype for value in state.values()} == {torch.float32}
 
 
-def test_a_table_from_a_numpy_array_gets_new_storage():
-    array = np.ones((ROWS, COLUMNS), np.float32)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_table_from_a_numpy_array_gets_new_contiguous_storage(order):
+    array = np.ones((ROWS, COLUMNS), np.float32, order=order)
     table = nn.Embedding.from_pretrained(torch.from_numpy(array), freeze=False)
-    hotrow.convert(table)
+    hotrow.convert(table, min_entries=0)
     with torch.no_grad():
         table.weight.zero_()
     assert array.all()
+    table(torch.tensor([1])).sum().backward()
+    assert isinstance(table.weight.grad, RowGradient)  # only if the weight is contiguous
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_table_from_a_transposed_tensor_takes_row_steps(keep):
+    pretrained = torch.rand(COLUMNS, ROWS).t()
+    table = nn.Embedding.from_pretrained(pretrained, freeze=False)
+    if not keep:
+        del pretrained
+    hotrow.convert(table, min_entries=0)
+    table(torch.tensor([1])).sum().backward()
+    assert isinstance(table.weight.grad, RowGradient)
 
 
 def test_a_storage_object_is_an_alias():

@@ -104,7 +104,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
                 weight: nn.Parameter = module.weight  # type: ignore[assignment]
                 copies = not isinstance(weight, Table) and _is_held_elsewhere(weight, model)
                 if copies:
-                    weight.data = weight.data.clone()
+                    weight.data = weight.data.clone(memory_format=torch.contiguous_format)
                 Table.adopt(weight).was_copied |= copies
     return model
 

@@ -122,7 +122,7 @@ def _split_table(
             module.weight = table
         _initialize_rows(modules[0], shards)
     else:
-        table.data = local_rows.clone()
+        table.data = local_rows.clone(memory_format=torch.contiguous_format)
     table.distribute(shards=shards)
 
 

@@ -139,9 +139,11 @@ class Table(nn.Parameter):
         """
         if not isinstance(parameter, Table):
             measure_engine_references(parameter.device)
-            if not parameter.untyped_storage().resizable() and storage_use_count(parameter) == 1:
-                # Copy the data. A numpy array may own the storage but wouldn't count as an alias.
-                parameter.data = parameter.data.clone()
+            # A numpy array that owns the storage wouldn't count as an alias. Autograd would copy a
+            # row gradient to the strides of a weight that isn't contiguous.
+            must_copy = not (parameter.untyped_storage().resizable() and parameter.is_contiguous())
+            if must_copy and storage_use_count(parameter) == 1:
+                parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             parameter.__class__ = _CLASSES[columns, False]
             table: Table = parameter  # type: ignore[assignment]
             table.lag = None
