@@ -241,15 +241,36 @@ def test_a_save_keeps_the_permissions_without_the_right_to_change_those_of_other
         assert (stat.S_IMODE(each.stat().st_mode), each.stat().st_uid) == (0o640, USER)
 
 
-def save_in_a_namespace(path, ready, mapped):
-    """Save in a user namespace that the parent process maps to other users and groups."""
-    os.setgroups([])
-    assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
-    os.write(ready, b"1")
-    os.read(mapped, 1)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+def run_in_a_namespace(users, groups, function, *arguments):
+    """Run a function as root of a user namespace with these users and groups."""
+    (is_ready, ready), (is_mapped, mapped) = os.pipe(), os.pipe()
+
+    def run():
+        os.setgroups([])
+        assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
+        os.write(ready, b"1")
+        os.read(is_mapped, 1)
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        function(*arguments)
+
+    child = fork(run)
+    os.read(is_ready, 1)
+    Path(f"/proc/{child}/uid_map").write_text(users)
+    Path(f"/proc/{child}/gid_map").write_text(groups)
+    os.write(mapped, b"1")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for pipe in (is_ready, ready, is_mapped, mapped):
+        os.close(pipe)
+
+
+def fail_to_save_in_a_namespace(path):
     with disk.open(path) as store, pytest.raises(HotrowError, match=r"not permitted: 'run.json'"):
+        store.save("in the namespace")
+
+
+def save_in_a_namespace(path):
+    with disk.open(path) as store:
         store.save("in the namespace")
 
 
@@ -262,16 +283,23 @@ def test_a_save_in_a_namespace_without_the_group_of_the_files_changes_nothing(op
         os.chown(each, user + 1, group)
     for each in path.iterdir():
         each.chmod(0o666)
-    (is_ready, ready), (is_mapped, mapped) = os.pipe(), os.pipe()
-    child = fork(save_in_a_namespace, path, ready, is_mapped)
-    os.read(is_ready, 1)
-    Path(f"/proc/{child}/uid_map").write_text(f"0 {user} 2")
-    Path(f"/proc/{child}/gid_map").write_text(f"0 {user} 1")
-    os.write(mapped, b"1")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    for pipe in (is_ready, ready, is_mapped, mapped):
-        os.close(pipe)
+    run_in_a_namespace(f"0 {user} 2", f"0 {user} 1", fail_to_save_in_a_namespace, path)
     assert read_values(path)["rest"] == "by root"
+
+
+@is_root
+def test_a_save_in_a_namespace_without_a_user_of_the_access_list_keeps_the_owner(open_folder):
+    path, user = open_folder / "t", 100_000
+    make_folder(path)
+    for each in (path, *path.iterdir()):
+        os.chown(each, user + 1, user + 1)
+    for each in path.iterdir():
+        each.chmod(0o600)
+        os.setxattr(each, ACCESS_LIST, access_list(USER, 6))
+    run_in_a_namespace(f"0 {user} 2", f"0 {user} 2", save_in_a_namespace, path)
+    assert read_values(path)["rest"] == "in the namespace"
+    for each in path.iterdir():
+        assert (each.stat().st_uid, each.stat().st_gid) == (user + 1, user + 1)
 
 
 def test_a_save_replaces_a_file_that_was_deleted(tmp_path):

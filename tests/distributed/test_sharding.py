@@ -548,7 +548,34 @@ def test_bad_arguments_on_one_rank_raise_on_all_ranks(method):
     assert "padding_idx = 1000, but the table has" in own[4]
 
 
-def bad_id_beside_a_frozen_table():
+def bad_id_beside_a_frozen_table(frozen_name, name):
+    """On a 2-D mesh, look up an invalid id in a table, together with a frozen table."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    layers = []
+    for each in (frozen_name, name):
+        model = nn.ModuleDict({each: nn.Embedding(9, 2)})
+        hotrow.convert(model, min_entries=0)[each].requires_grad_(bool(layers))
+        shard(model, mesh["shards"])
+        layers.append(hotrow.distributed.replicate(model, mesh["replicas"])[each])
+    frozen, layer = layers
+    assert isinstance(frozen.weight, Table)
+    assert not frozen.weight.requires_grad
+    ids = torch.tensor([1])
+    bad_ids = ids + 8 * (dist.get_rank() == 1)
+    return [error_text(look_up, (frozen, ids), (layer, each)) for each in (bad_ids, ids)]
+
+
+@pytest.mark.parametrize(
+    ("frozen_name", "name"), [("day", "user"), ("id", "user id"), ("id", "user_id"), ("id", "id")]
+)
+def test_a_bad_id_beside_a_frozen_table_raises_on_all_ranks(frozen_name, name):
+    found = rank_processes(4).run(bad_id_beside_a_frozen_table, frozen_name, name)
+    for error, following in found:
+        assert "input[0] = 9, but the table has 9 rows" in error
+        assert following is None
+
+
+def bad_id_in_a_table_without_replicas():
     """On a 2-D mesh, look up an invalid id in a sharded table, together with a frozen table."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = converted_model()
@@ -559,8 +586,8 @@ def bad_id_beside_a_frozen_table():
     return error_text(look_up, (model.user, bad), (model.day, torch.tensor([1])))
 
 
-def test_a_bad_id_beside_a_frozen_table_raises_on_the_ranks_of_the_lookup():
-    first, second, *others = rank_processes(4).run(bad_id_beside_a_frozen_table)
+def test_a_bad_id_in_a_table_without_replicas_raises_on_the_ranks_with_its_shards():
+    first, second, *others = rank_processes(4).run(bad_id_in_a_table_without_replicas)
     assert others == [None, None]
     assert second in first
     assert "input[0] = 101, but the table has 101 rows" in second
@@ -590,17 +617,40 @@ def test_a_bad_id_on_a_two_dimensional_mesh_raises_on_all_ranks():
             assert_same_bits(values[name], value)
 
 
-def one_evaluates_on_a_mesh():
+def one_evaluates_on_a_mesh(name):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
-    with torch.set_grad_enabled(dist.get_rank() != 0):
+    if dist.get_rank():
         return error_text(model.user, torch.tensor([5]))
+    with torch.no_grad():
+        return error_text(model.get_submodule(name), torch.tensor([5]))
 
 
-def test_one_evaluating_rank_on_a_two_dimensional_mesh_raises_on_all_ranks():
-    for error in rank_processes(4).run(one_evaluates_on_a_mesh):
+@pytest.mark.parametrize("name", ["user", "word"])
+def test_one_evaluating_rank_on_a_two_dimensional_mesh_raises_on_all_ranks(name):
+    for error in rank_processes(4).run(one_evaluates_on_a_mesh, name):
         assert "the ranks run different operations" in error
+
+
+def other_losses_on_a_mesh():
+    """On a 2-D mesh, differentiate another lookup on one rank; then continue on all ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(converted_model(), mesh["shards"])
+    model = hotrow.distributed.replicate(model, mesh["replicas"])
+    ids = torch.tensor([5])
+    outputs = model.user(ids), model.user(ids + 1)
+    error = error_text(outputs[dist.get_rank() == 0].sum().backward)
+    model.zero_grad()
+    model.user(ids).sum().backward()
+    return error, model.user.weight.grad.as_dense()
+
+
+def test_losses_of_other_lookups_on_a_two_dimensional_mesh_raise_on_all_ranks():
+    found = rank_processes(4).run(other_losses_on_a_mesh)
+    for rank, (error, gradient) in enumerate(found):
+        assert "rank 0: send back the gradients of lookup 2; rank 1: send back the" in error
+        assert_same_bits(gradient, found[rank % 2][1])
 
 
 def other_look_ups(count):

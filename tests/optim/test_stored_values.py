@@ -424,6 +424,32 @@ def test_the_state_of_an_optimizer_can_be_copied_with_its_type():
         assert copied["new"] == {}
 
 
+def test_a_copy_of_an_optimizer_shares_its_state():
+    found = []
+    for kind in (torch.optim, hotrow.optim):
+        layer = nn.Embedding(4, 2, dtype=torch.float64, _weight=torch.ones(4, 2).double())
+        if kind is hotrow.optim:
+            hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizer = kind.Adam(layer.parameters(), lr=0.1)
+        for each in (optimizer, copied := copy.copy(optimizer), optimizer, copied):
+            each.zero_grad()
+            layer(torch.tensor([0, 1])).pow(2).sum().backward()
+            each.step()
+        assert float(copied.state[layer.weight]["step"]) == 4
+        found.append(layer.weight.detach())
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("value", [0, None, [], torch.ones(2)])
+def test_a_state_dict_contains_the_entries_that_other_code_has_added(value):
+    layer, optimizer = make(hotrow)
+    optimizer.state["count"] = value
+    step(layer, optimizer, 0)
+    assert optimizer.state_dict()["state"]["count"] is value
+    assert optimizer.state["count"] is value
+
+
 def assign_a_dict(optimizer, weight):
     optimizer.state[weight] = {"sum": torch.ones(ROWS, COLUMNS), "step": torch.tensor(1.0)}
 

@@ -436,8 +436,9 @@ def test_the_optimizer_is_needed_even_if_no_row_is_stale(close):
     assert vocabulary.resize(layer, 4).num_embeddings == 4
 
 
+@pytest.mark.parametrize("keep", ["nothing", "state", "states"])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_table_changes_if_its_last_optimizer_no_longer_exists(is_new):
+def test_a_table_changes_if_its_last_optimizer_no_longer_exists(is_new, keep):
     layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
     assert type(layer.weight) is Table
     optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
@@ -445,10 +446,22 @@ def test_a_table_changes_if_its_last_optimizer_no_longer_exists(is_new):
     optimizer.step()
     assert layer.weight.lag is not None
     expected = layer.weight.detach().clone()
+    kept = {
+        "nothing": lambda: None,
+        "state": lambda: optimizer.state[layer.weight],
+        "states": lambda: optimizer.state,
+    }[keep]()
     optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1) if is_new else None
     gc.collect()
-    vocabulary.resize(layer, 6, optimizer, init=torch.zeros(2, 2))
-    assert_same_bits(layer.weight.detach()[:4], expected)
+    vocabulary.take(layer, [3, 2, 1, 0, -1, -1], optimizer, init=torch.zeros(2, 2))
+    assert_same_bits(layer.weight.detach()[:4].flip(0), expected)
+    if keep == "nothing":
+        return
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    optimizer.state[layer.weight] = kept if keep == "state" else kept[layer.weight]
+    layer(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(HotrowError, match="rows of its state did not"):
+        optimizer.step()
 
 
 def test_the_optimizer_is_needed_after_it_has_loaded_a_state():

@@ -156,21 +156,14 @@ class Folder:
             status = os.fstat(other)
             if not stat.S_ISREG(status.st_mode):
                 return
-            access_list = _read_access_list(other)
+            try:
+                _copy_mode(other, descriptor)
+            finally:  # last, because only an owner may change the mode
+                for user, group in ((-1, status.st_gid), (status.st_uid, -1)):
+                    with contextlib.suppress(OSError):
+                        os.fchown(descriptor, user, group)
         finally:
             os.close(other)
-        mode = status.st_mode & 0o666
-        if access_list is None:
-            with contextlib.suppress(OSError):
-                os.removexattr(descriptor, _ACCESS_LIST)  # the folder's default list
-            os.fchmod(descriptor, mode)
-        else:
-            # With a list, the mode of the group limits what it allows other users and groups.
-            os.fchmod(descriptor, mode & ~stat.S_IRWXG)
-            os.setxattr(descriptor, _ACCESS_LIST, access_list)
-        for user, group in ((-1, status.st_gid), (status.st_uid, -1)):
-            with contextlib.suppress(OSError):
-                os.fchown(descriptor, user, group)  # last, because only an owner may do the above
 
     def write(self, name: str, parts: Iterable[Any]) -> None:
         """Write a file beside the old one, flush it to disk, and rename it into place."""
@@ -254,6 +247,20 @@ def close_later(owner: object, descriptor: int) -> Callable[[], object]:
     close = weakref.finalize(owner, os.close, descriptor)
     close.atexit = False
     return close
+
+
+def _copy_mode(source: int, target: int) -> None:
+    """Copy the mode and the access list of a file, given two descriptors."""
+    access_list = _read_access_list(source)
+    mode = os.fstat(source).st_mode & 0o666
+    if access_list is None:
+        with contextlib.suppress(OSError):
+            os.removexattr(target, _ACCESS_LIST)  # the folder's default list
+        os.fchmod(target, mode)
+    else:
+        # With a list, the mode of the group limits what it allows other users and groups.
+        os.fchmod(target, mode & ~stat.S_IRWXG)
+        os.setxattr(target, _ACCESS_LIST, access_list)
 
 
 def _read_access_list(descriptor: int) -> bytes | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +24,7 @@ from hotrow.errors import HotrowError, mark_on_all_ranks
 
 _SAME_MODEL = "run the same model on every rank, with an empty batch on ranks without data"
 _SAME_CALL = "make the same calls with the same arguments on every rank"
-STEP, FOR_TRAINING = "take a step", " for training"  # parts of the names of operations
+STEP = "take a step"  # the name of an operation
 FAILED = -1  # a rank with an error sends this code instead of the operation's code
 
 
@@ -86,7 +86,8 @@ class Ranks:
     def agree(self, operation: str, value: int = 0, failure: Exception | None = None) -> list[int]:
         """Return the values of all ranks; raise an error unless all of them run the operation."""
         fix = "take the same steps on every rank" if operation == STEP else _SAME_MODEL
-        return self.exchange_counts(operation, [value] * self.count, failure, fix)
+        counts = [value] * self.count
+        return self.exchange_counts(operation, counts, failure, fix, replicas_wait=True)
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
         """Return the norm of a tensor split over the ranks, given the norm of this rank's part."""
@@ -110,6 +111,7 @@ class Ranks:
         failure: Exception | None = None,
         fix: str = _SAME_MODEL,
         details: str = "",
+        replicas_wait: bool = False,
     ) -> list[int]:
         """Send `counts[r]` to each rank r, and return the counts that this rank receives.
 
@@ -119,6 +121,8 @@ class Ranks:
             failure: an error of this rank, or None.
             fix: the advice in the error if the operations differ.
             details: more text that must be the same on all ranks.
+            replicas_wait: whether the replicas of this rank will exchange something with it after
+                the same operation.
 
         Raises:
             HotrowError: on every rank, if the operations differ; on every other rank, if any rank
@@ -131,18 +135,23 @@ class Ranks:
         dist.all_to_all_single(received, header, group=self.group)
         codes, received_counts = received.t().tolist()
         if set(codes) != {code} or code == FAILED:
-            self._raise_failure(operation, details, failure, fix)
+            self._raise_failure(operation, operation + details, replicas_wait, failure, fix)
         return list(received_counts)
 
     def _raise_failure(
-        self, operation: str, details: str, failure: Exception | None, fix: str
+        self,
+        operation: str,
+        text: str,
+        replicas_wait: bool,
+        failure: Exception | None,
+        fix: str,
     ) -> NoReturn:
         """Raise a failed rank's error, or an error that lists the operation of each rank."""
-        operations = self.all_gather(operation, operation + details, failure)
-        rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
-        error = HotrowError(f"the ranks run different operations ({rank_operations})", fix=fix)
+        answers = self.all_gather(operation, (text, replicas_wait), failure)
+        operations = "; ".join(f"rank {rank}: {each}" for rank, (each, _) in enumerate(answers))
+        error = HotrowError(f"the ranks run different operations ({operations})", fix=fix)
         mark_on_all_ranks(error)
-        vars(error)["gathered"] = operations
+        vars(error)["gathered"] = answers
         raise error
 
     def all_to_all(
@@ -222,12 +231,16 @@ class AllToAll(torch.autograd.Function):
         ranks: Ranks,
         send_counts: list[list[int]],
         receive_counts: list[list[int]],
+        fail_replicas: Callable[[Exception], None] | None,
         *rows: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return the rows that this rank receives, for each tensor in `rows`."""
+        """Return the rows that this rank receives, for each tensor in `rows`.
+
+        Replicas that wait for gradients need `fail_replicas`, which raises an error there too.
+        """
         ctx.set_materialize_grads(False)
         ranks.exchange_count += 1
-        ctx.exchange = ranks.exchange_count
+        ctx.exchange, ctx.fail_replicas = ranks.exchange_count, fail_replicas
         ctx.ranks, ctx.send_counts, ctx.receive_counts = ranks, send_counts, receive_counts
         outputs = tuple(ranks.all_to_all(rows, send_counts, receive_counts))
         ctx.output_metadata = [(output.shape, output.dtype) for output in outputs]
@@ -245,9 +258,14 @@ class AllToAll(torch.autograd.Function):
             HotrowError: on every rank, if the ranks run the backward passes of different exchanges.
         """
         ranks = ctx.ranks
-        ranks.exchange_counts(
-            f"send back the gradients of lookup {ctx.exchange}", [0] * ranks.count
-        )
+        operation = f"send back the gradients of lookup {ctx.exchange}"
+        has_replicas = ctx.fail_replicas is not None
+        try:
+            ranks.exchange_counts(operation, [0] * ranks.count, replicas_wait=has_replicas)
+        except Exception as error:
+            if has_replicas:
+                ctx.fail_replicas(error)
+            raise
         shares = [
             torch.zeros(shape, dtype=dtype, device=ranks.device)
             if gradient is None
@@ -264,6 +282,7 @@ class AllToAll(torch.autograd.Function):
             None,
             None,
             None,
+            None,
             *(
                 gradient if used else None
                 for gradient, used in zip(row_gradients, used_by_rank.any(0).tolist(), strict=True)
@@ -271,10 +290,9 @@ class AllToAll(torch.autograd.Function):
         )
 
 
-def has_trained(error: Exception, name: str) -> bool:
-    """Return whether any rank took a step in a failed exchange, or used this table for training."""
-    operations = getattr(error, "gathered", [])
-    return any(f"{name}{FOR_TRAINING}" in each or each == STEP for each in operations)
+def do_replicas_wait(error: Exception) -> bool:
+    """Return whether the replicas of any rank wait after a failed `Ranks.exchange_counts`."""
+    return any(replicas_wait for _, replicas_wait in getattr(error, "gathered", []))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hotrow.distributed.ranks import FOR_TRAINING, STEP, Ranks, as_bytes
+from hotrow.distributed.ranks import STEP, Ranks, as_bytes
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
@@ -151,7 +151,7 @@ class _Replicas:
 
     @property
     def _look_up_operation(self) -> str:
-        return f"look up ids in {self.name}{FOR_TRAINING}"
+        return f"look up ids in {self.name} for training"
 
     def source(self, table: Tensor) -> Tensor:
         """Return a stand-in for the table; its gradient is gathered from all ranks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hotrow.distributed.ranks import FOR_TRAINING, AllToAll, Ranks, has_trained
+from hotrow.distributed.ranks import AllToAll, Ranks, do_replicas_wait
 from hotrow.distributed.tables import MapGradient, check_ddp
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids, normalize_padding
@@ -271,7 +272,11 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     local_rows = [
         request.look_up_locally(ids) for request, ids in zip(requests, received_ids, strict=True)
     ]
-    all_rows = AllToAll.apply(ranks, receive_counts, send_counts, *local_rows)  # type: ignore[no-untyped-call]
+    replicated = _first_replicated(tables)
+    fail_replicas = None
+    if replicated is not None and needs_gradient(replicated):  # its backward pass gathers gradients
+        fail_replicas = partial(_fail_replicas, replicated)
+    all_rows = AllToAll.apply(ranks, receive_counts, send_counts, fail_replicas, *local_rows)  # type: ignore[no-untyped-call]
     return [(*ids, rows) for ids, rows in zip(distinct_ids, all_rows, strict=True)]
 
 
@@ -286,23 +291,35 @@ def _exchange_counts(
 
     The replicas have the same table rows and make the same lookup at the same time.
     """
+    details = f" in {', '.join(str(table.dtype) for table in tables)}"
+    first = _first_replicated(tables)
+    waits = first is not None and needs_gradient(first)
     try:
-        dtypes = ", ".join(str(table.dtype) for table in tables)
-        return ranks.exchange_counts(operation, counts, failure, details=f" in {dtypes}")
+        return ranks.exchange_counts(
+            operation, counts, failure, details=details, replicas_wait=waits
+        )
     except Exception as error:
-        # All ranks of these shards raise this error. If any of these ranks trains, the replicas
-        # wait for an exchange, so raise the error there too.
-        for table in tables:
-            assert isinstance(table.shards, Shards)
-            if table.replicas is not None and has_trained(error, table.shards.name):
-                table.replicas.agree_on_look_up(table, error)
+        if first is not None:
+            _fail_replicas(first, error)
         raise
+
+
+def _first_replicated(tables: Sequence[Table]) -> Table | None:
+    """Return the replicated table about which the replicas exchange something first, if any."""
+    replicated = [table for table in tables if table.replicas is not None]
+    return next(filter(needs_gradient, replicated), replicated[0] if replicated else None)
+
+
+def _fail_replicas(table: Table, error: Exception) -> None:
+    """After a failed exchange, also raise the error on the replicas if they wait for this rank."""
+    if table.replicas is not None and do_replicas_wait(error):
+        table.replicas.agree_on_look_up(table, error)
 
 
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
     """Return the name of an exchange, for comparison between ranks and for error messages."""
     names = [
-        f"{shard.name}{FOR_TRAINING if needs_gradient(table) else ''}"
+        f"{shard.name}{' for training' if needs_gradient(table) else ''}"
         for shard, table in zip(shards, tables, strict=True)
     ]
     return f"look up ids in {', '.join(names)}"

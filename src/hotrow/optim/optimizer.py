@@ -582,15 +582,15 @@ class RowOptimizer(_Optimizer):
         with self._closed_lags():
             # torch has no state for parameters without slots, which other code may have replaced.
             known = {parameter for group in self.param_groups for parameter in group["params"]}
-            for parameter in [key for key, state in self.state.items() if not state]:
-                if parameter not in known:
-                    del self.state[parameter]
+            for key, state in list(self.state.items()):
+                if isinstance(state, RowState) and not state and key not in known:
+                    del self.state[key]
             result: dict[str, Any] = super().state_dict()
             tables = dict(saved_tables(self.param_groups, result["param_groups"]))
             result["state"] = {
                 index: _plain_state(state, tables[index].to_global) if index in tables else state
                 for index, state in result["state"].items()
-                if state or index not in tables
+                if index not in tables or state
             }
         return result
 
@@ -677,6 +677,11 @@ class RowOptimizer(_Optimizer):
         for _, table in find_tables(self.param_groups):
             if self.state.get(table) and table.last_optimizer is None and table.backing is None:
                 table.record_optimizer(self)  # the table and its optimizer are copies
+
+    def __copy__(self) -> RowOptimizer:
+        copy = type(self).__new__(type(self))
+        copy.__setstate__(super().__getstate__())  # as in torch, the copy shares the state
+        return copy
 
     def __getstate__(self) -> dict[str, Any]:
         with self._closed_lags():

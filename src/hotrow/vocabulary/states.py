@@ -48,11 +48,10 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
     shape = tuple(weight.shape)
     run = last_run(weight) if isinstance(weight, Table) else None
     last = weight.last_optimizer if isinstance(weight, Table) else None
-    if run is not None and last is None and not run.state:
+    if run is not None and last is None:
         assert isinstance(weight, Table)
         if weight.backing is None:
-            weight.close_lag()  # the optimizer and its state no longer exist
-            run = None
+            run = None  # the optimizer no longer exists
     # Without a lag, the last optimizer may still have state.
     has_state = last is not None and bool(row_tensors(last, weight))
     if optimizer is None:
@@ -72,10 +71,7 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
         # Raises an error if the state has old rows; reads it from the files if not done yet.
         optimizer.table_state(weight)
     if isinstance(weight, Table) and last is optimizer and weight.backing is None:
-        # Other code may have replaced or deleted the state after the last step.
-        if run is not None and run.state is not optimizer.state.get(weight):
-            weight.close_lag()
-        return
+        return  # other code may have replaced or deleted the state after the last step
     if (run is not None and run.state is not optimizer.state.get(weight)) or (
         has_state and optimizer is not last and not row_tensors(optimizer, weight)
     ):
@@ -161,17 +157,18 @@ def prepare_change(
     """
     table = parameter if isinstance(parameter, Table) else None
     group = None if optimizer is None else group_of(optimizer, parameter)
-    if table is not None and optimizer is not None and group is not None:
+    unused_state: RowState | None = None  # of an optimizer that no longer exists
+    if table is not None:
         lag = table.lag
-        # A save of a table on disk needs the lag, even if its ledger is empty.
-        if (
-            isinstance(lag, RowLag)
-            and columns == table.columns
-            and (lag.ledger.length or table.backing is not None)
-        ):
-            return lag.change_rows(change, added, initial_slots(optimizer, group))
-        if lag is not None:
-            lag.close()
+        if isinstance(lag, RowLag):
+            has_lag = optimizer is not None and lag.state is optimizer.state.get(table)
+            # A save of a table on disk needs the lag, even if its ledger is empty.
+            is_needed = lag.ledger.length > 0 or table.backing is not None
+            if optimizer and group and has_lag and columns == table.columns and is_needed:
+                return lag.change_rows(change, added, initial_slots(optimizer, group))
+            if not has_lag and not change.is_identity:
+                unused_state = lag.state
+        table.close_lag()
         lag = None  # drop the lag, which refers to the table's memory
     backing = None if table is None else table.backing
     files = None if backing is None else backing.change_rows(change)
@@ -190,6 +187,8 @@ def prepare_change(
 
     def complete() -> None:
         complete_state()
+        if unused_state is not None:
+            unused_state.is_old = True
         if files is not None:
             files.complete()
 
