@@ -143,9 +143,9 @@ def test_a_gradient_from_before_a_change_is_refused(change, text, name):
 def test_rows_that_share_memory_with_each_other_take_torch_s_step():
     outcomes = []
     for library in (hotrow, torch):
-        values = torch.arange(80.0).as_strided((30, 4), (2, 1))  # each row begins inside another
         layer = nn.Embedding(30, 4)
-        layer.weight = nn.Parameter(values)
+        # Each row begins inside another.
+        layer.weight = nn.Parameter(torch.arange(80.0).as_strided((30, 4), (2, 1)))
         if library is hotrow:
             layer = hotrow.convert(layer, min_entries=0)
             assert type(layer.weight) is Table

@@ -30,6 +30,7 @@ from hotrow.kernels.tracing import (
 from hotrow.table.autograd import (
     can_require_gradient,
     measure_engine_references,
+    overlaps_itself,
     storage_use_count,
     stored_values,
 )
@@ -141,8 +142,9 @@ class Table(nn.Parameter):
             measure_engine_references(parameter.device)
             # A numpy array that owns the storage wouldn't count as an alias. Autograd would copy a
             # row gradient to the strides of a weight that isn't contiguous.
-            must_copy = not (parameter.untyped_storage().resizable() and parameter.is_contiguous())
-            if must_copy and storage_use_count(parameter) == 1:
+            is_owned_elsewhere = not parameter.untyped_storage().resizable()
+            is_strided = not (parameter.is_contiguous() or overlaps_itself(parameter))
+            if (is_owned_elsewhere or is_strided) and storage_use_count(parameter) == 1:
                 parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             parameter.__class__ = _CLASSES[columns, False]
             table: Table = parameter  # type: ignore[assignment]
