@@ -424,6 +424,22 @@ def test_the_state_of_an_optimizer_can_be_copied_with_its_type():
         assert copied["new"] == {}
 
 
+def with_own_attribute(base):
+    """Return a subclass that saves an attribute with `__getstate__`."""
+
+    class Chosen(base):
+        name = None
+
+        def __getstate__(self):
+            return {**super().__getstate__(), "name": self.name}
+
+        def __setstate__(self, state):
+            self.name = state.pop("name")
+            super().__setstate__(state)
+
+    return Chosen
+
+
 def test_a_copy_of_an_optimizer_shares_its_state():
     found = []
     for kind in (torch.optim, hotrow.optim):
@@ -431,8 +447,10 @@ def test_a_copy_of_an_optimizer_shares_its_state():
         if kind is hotrow.optim:
             hotrow.convert(layer, min_entries=0)
             assert isinstance(layer.weight, Table)
-        optimizer = kind.Adam(layer.parameters(), lr=0.1)
+        optimizer = with_own_attribute(kind.Adam)(layer.parameters(), lr=0.1)
+        optimizer.name = "own"
         for each in (optimizer, copied := copy.copy(optimizer), optimizer, copied):
+            assert each.name == "own"
             each.zero_grad()
             layer(torch.tensor([0, 1])).pow(2).sum().backward()
             each.step()

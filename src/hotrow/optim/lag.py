@@ -534,11 +534,14 @@ class RowLag:
             self.raise_pending_error()
             self._detach()
 
+    def is_unset(self, name: str) -> bool:
+        """Return whether a slot is None in torch, because there was no step yet."""
+        return name in self.slots and not self.ledger.scalars(self.group_options).get(BEGUN_KEY, 1)
+
     def _detach(self) -> None:
         # Make all calls that can fail first, so that no error leaves the lag half attached.
-        has_begun = self.ledger.scalars(self.group_options).get(BEGUN_KEY, 1.0)
         # The next lag must not take the slots for the results of a step.
-        unused = {} if has_begun else dict.fromkeys(self.slots)
+        unset = {name: None for name in self.slots if self.is_unset(name)}
         table, run = self._table(), self.run
         self.drop_updater()  # its references would count as aliases
         if table is not None and table.lag is self:
@@ -548,7 +551,7 @@ class RowLag:
         self.is_closed = True
         self.ledger.table_count -= 1
         self.state.lag = None
-        dict.update(self.state, unused)
+        dict.update(self.state, unset)
 
 
 def last_run(table: Table) -> Run | None:

@@ -678,16 +678,7 @@ class RowOptimizer(_Optimizer):
             if self.state.get(table) and table.last_optimizer is None and table.backing is None:
                 table.record_optimizer(self)  # the table and its optimizer are copies
 
-    def __copy__(self) -> RowOptimizer:
-        copy = type(self).__new__(type(self))
-        copy.__setstate__(super().__getstate__())  # as in torch, the copy shares the state
-        return copy
-
     def __getstate__(self) -> dict[str, Any]:
-        with self._closed_lags():
-            result: dict[str, Any] = super().__getstate__()
-            result["state"] = result["state"].copy()
-            for _, table in find_tables(self.param_groups):
-                if table in result["state"]:
-                    result["state"][table] = _plain_state(result["state"][table])
-        return result
+        for _, table in find_tables(self.param_groups):
+            self.table_state(table)  # read from the folder if not done yet
+        return super().__getstate__()

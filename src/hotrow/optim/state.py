@@ -32,6 +32,9 @@ class StateLag(Protocol):
     def settle_all(self) -> None:
         """Settle all rows, so that the state equals torch's."""
 
+    def is_unset(self, name: str) -> bool:
+        """Return whether a slot is None in torch, because there was no step yet."""
+
     def close(self) -> None:
         """Settle all rows, then detach the lag from the state and its table."""
 
@@ -103,6 +106,8 @@ class RowState(dict[str, Any]):
         if not _has_rows(value):
             return value
         if lag is not None:
+            if lag.is_unset(name):
+                return None
             lag.was_written = True  # the caller may write to the alias
         alias = (self.aliases or {}).get(name)
         if alias is not None:
