@@ -1,6 +1,7 @@
 """Tables that share memory or whose gradient has another dtype take torch's step, or none."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -156,6 +157,31 @@ def test_rows_that_share_memory_with_each_other_take_torch_s_step():
             optimizer.step()
         outcomes.append(layer.weight.detach().clone())
     assert torch.equal(*outcomes)
+
+
+@pytest.mark.parametrize("is_two_groups", [False, True])
+@pytest.mark.parametrize("name", hotrow.optim.__all__)
+def test_a_table_that_is_listed_twice_takes_torch_s_steps(name, is_two_groups):
+    """As if tied layers pass `[*a.parameters(), *b.parameters()]`; torch only warns."""
+    found = []
+    plain = nn.Embedding(30, 4)
+    for library in (hotrow, torch):
+        layer = copy.deepcopy(plain)
+        if library is hotrow:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert type(layer.weight) is Table
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer = getattr(library.optim, name)([layer.weight] * 2, lr=0.1)
+        if is_two_groups:
+            optimizer.param_groups[0]["params"].pop()
+            optimizer.param_groups.append({**optimizer.param_groups[0], "lr": 0.2})
+        for t in range(4):
+            optimizer.zero_grad()
+            layer(torch.tensor([t, 2 * t])).square().sum().backward()
+            optimizer.step()
+        found.append(layer.weight.detach())
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])

@@ -317,6 +317,29 @@ def test_in_place_writes_to_a_gradient_match_dense(name):
     torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda gradient: gradient.t_(),
+        lambda gradient: gradient.data.transpose_(0, 1),
+        lambda gradient: gradient.unsqueeze_(0),
+        lambda gradient: gradient.resize_(2, 2),
+        lambda gradient: gradient.as_strided_((3, 3), (0, 1)),
+    ],
+)
+def test_a_gradient_refuses_changes_of_its_shape_in_place(change, columns):
+    weight = Table.adopt(nn.Parameter(torch.randn(3, 3)), columns)
+    look_up(weight, torch.tensor([0, 1]), columns).sum().backward()
+    expected = weight.grad.as_dense()
+    with pytest.raises(HotrowError, match="would change the shape or the strides of a table's"):
+        change(weight.grad)
+    assert torch.equal(weight.grad.as_dense(), expected)
+    values = torch.ones(3, 3)
+    weight.grad.set_(values)
+    assert torch.equal(weight.grad.as_dense(), values)
+
+
 def test_reads_of_a_gradient_match_dense():
     rows, plain = twins()
     backward(rows, IDS)

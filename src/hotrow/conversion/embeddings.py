@@ -7,6 +7,8 @@ from collections import Counter
 
 from torch import nn
 
+from hotrow.table.parameter import Table
+
 # The `min_entries` with which `convert` last saw each embedding, for the report.
 min_entries_of: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
@@ -39,6 +41,8 @@ def _obstacle(module: nn.Embedding | nn.EmbeddingBag, other_uses: Counter[int]) 
         return "its weight is computed from other parameters"
     if other_uses[id(weight)]:
         return "another layer also uses its weight (a tied head), so its gradient is dense"
+    if not (type(weight) is nn.Parameter or isinstance(weight, Table)):
+        return f"its weight is a {type(weight).__name__}, whose class can't change"
     if not weight.is_floating_point():
         return "its weight is not floating point"
     return ""

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import (
@@ -67,7 +68,7 @@ class Finder(TorchFunctionMode):
             return func(*args, **kwargs)
         if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
-        if is_tracing():  # as in `_wrap` of `modules.py`
+        if is_tracing() or _other_mode_is_active():  # as in `_wrap` of `modules.py`
             return func(*args, **kwargs)
         frame = sys._getframe(1)
         if pattern in _CONSTANTS and not _CONSTANTS[pattern](frame.f_code):
@@ -87,6 +88,15 @@ class Finder(TorchFunctionMode):
         if self.record is not None and isinstance(result, OneHot):
             self.record.origin_in(frame, func).record_one_hot(result)
         return result
+
+
+def _other_mode_is_active() -> bool:
+    """Return whether the caller runs the model in a mode of its own, which needs torch's calls."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(
+        not (isinstance(mode, DeviceContext) or type(mode).__module__.startswith("hotrow."))
+        for mode in modes
+    )
 
 
 def _one_hot(

@@ -34,9 +34,9 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     """
     if ids.is_meta:  # meta tensors have no values, so assume that all ids are distinct
         return DistinctIds(ids.long().reshape(-1), ids.long())
-    if devices.is_on_gpu(ids):
-        return DeviceIds.copy(ids, row_count)
     if not devices.is_on_cpu(ids):
+        if devices.is_on_gpu(ids):
+            return DeviceIds.copy(ids, row_count)
         return DistinctIds(*torch.unique(ids.long(), return_inverse=True))
     shape, size, flat = ids.shape, ids.numel(), ids
     is_plain = type(ids) is Tensor and ids.dtype is torch.int64 and not ids.is_neg()

@@ -21,6 +21,7 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling, is_in_function, is_tracing, never_compile_alone
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances, map_instances
+from hotrow.table.overrides import find_override
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
@@ -127,6 +128,8 @@ class RuleTensor(Tensor):
     @never_compile_alone
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule for `func`, or torch's function if there is no rule."""
+        if len(types) > 1 and find_override(types) is not None:
+            return run_dense(func, args, kwargs or {})
         return apply(func, args, kwargs or {})
 
     @classmethod

@@ -420,7 +420,8 @@ class RowOptimizer(_Optimizer):
     def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:
         """Return the table's lag, ready to record a step with this group's options."""
         lag, state = table.lag, self.table_state(table)
-        if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
+        is_own = lag is not None and getattr(state, "lag", None) is lag
+        if isinstance(lag, RowLag) and is_own and lag.accepts(group):
             return lag
         with ExclusiveAccess():
             replaced = Replaced.by_new_lag(table, state)
@@ -583,7 +584,7 @@ class RowOptimizer(_Optimizer):
             # torch has no state for parameters without slots, which other code may have replaced.
             known = {parameter for group in self.param_groups for parameter in group["params"]}
             for key, state in list(self.state.items()):
-                if isinstance(state, RowState) and not state and key not in known:
+                if isinstance(key, Tensor) and key not in known and not state:
                     del self.state[key]
             result: dict[str, Any] = super().state_dict()
             tables = dict(saved_tables(self.param_groups, result["param_groups"]))

@@ -83,7 +83,8 @@ def _embedding(
     norm_type: float,
     scale_grad_by_freq: bool,
 ) -> Tensor:
-    check_options(weight, padding_idx, max_norm, scale_grad_by_freq)
+    if weight.spans_processes:
+        check_options(weight, padding_idx, max_norm, scale_grad_by_freq)
     if weight.shards is not None:
         _, inverse, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
         return F.embedding(inverse, compact)

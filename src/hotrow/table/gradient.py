@@ -290,13 +290,16 @@ class RowGradient(Tensor):
                 )
             if not may_alias:
                 return value.as_dense()
-            written.append((value._stored(), value))
+            written.append((value._stored().detach(), value))
             return written[-1][0]
 
         def restore(value: Any) -> Any:  # in-place operations must return the gradient itself
             return next((gradient for rows, gradient in written if rows is value), value)
 
-        return tree_map(restore, func(*tree_map(dense, args), **tree_map(dense, kwargs)))
+        result = func(*tree_map(dense, args), **tree_map(dense, kwargs))
+        for rows, gradient in written:
+            gradient._adopt(rows, func)
+        return tree_map(restore, result)
 
     @property
     def data(self) -> Any:
@@ -326,6 +329,18 @@ class RowGradient(Tensor):
     def _stored(self) -> Tensor:
         """Store all V rows, and return a view of them with the gradient's shape."""
         return self.row_storage.transpose_if_columns(self.store_all_rows())
+
+    def _adopt(self, rows: Tensor, func: Any) -> None:
+        """Adopt the view of `_stored` after an operation, which may have given it other memory."""
+        stored = self._stored()
+        if (rows.shape, rows.stride()) != (stored.shape, stored.stride()):
+            raise HotrowError(
+                f"{func.__name__.split('.')[0]} would change the shape or the strides of a table's "
+                "gradient in place",
+                fix="change those of a clone",
+            )
+        if not rows.is_set_to(stored):
+            self.row_storage.rows = self.row_storage.transpose_if_columns(rows)
 
     def share_memory_(self) -> RowGradient:
         """Store all V rows in shared memory."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, TypeGuard
@@ -37,6 +38,7 @@ from hotrow.table.autograd import (
 from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
+from hotrow.table.overrides import find_override
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 from hotrow.table.row_change import trim_storage, untrimmed
 from hotrow.table.stack import is_called_by, location_of
@@ -272,11 +274,16 @@ class Table(nn.Parameter):
             if func == _SET_DATA:
                 table.close_lag()  # the next step starts from the new storage
                 args = table, untrimmed(stored_values(args[1]), table.raw_data)
-        with torch._C.DisableTorchFunctionSubclass():
+        override = find_override(types) if len(types) > 1 else None
+        with torch._C.DisableTorchFunctionSubclass() if override is None else nullcontext():
             versions = [
                 (lag, table, table._version) for table in tables if (lag := table.lag) is not None
             ]
-            result = func(*args, **kwargs)
+            if override is None:
+                result = func(*args, **kwargs)
+            else:  # `types` would not contain the class of a plain parameter
+                types = tuple(each for each in types if not issubclass(each, Table))
+                result = override.__torch_function__(func, types, args, kwargs)
             for lag, table, version in versions:
                 lag.was_written |= table._version != version
         if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):

@@ -179,12 +179,12 @@ def row_reader(
         The function, and the ids (or their `DistinctIds` if these have been computed).
     """
     columns, lag = table.columns, table.lag
+    row_count = table.shape[columns]
     if not devices.is_on_cpu(table):
         measure_engine_references(table.device)  # the table may be on a new device
-    row_count = table.shape[columns]
+        if max_norm is None and devices.is_on_gpu(table) and has_gpu_reader(table, ids):
+            return _gpu_reader(table, ids, row_count)
     is_stale = lag is not None and lag.has_stale_rows
-    if devices.is_on_gpu(table) and max_norm is None and has_gpu_reader(table, ids):
-        return _gpu_reader(table, ids, row_count)
     checks_later = (
         max_norm is None
         and table.replicas is None
