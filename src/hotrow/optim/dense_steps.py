@@ -5,7 +5,6 @@ All gradients are checked before any step.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -60,12 +59,12 @@ def find_reasons(
         for group, table, gradient in gradients:
             _check_gradient(gradient, table)
             reasons.append(_find_reason(rule, group, table, gradient, param_groups))
-    counts = Counter([id(table) for _, table, _ in gradients])
-    if len(counts) < len(gradients):  # torch only warns, and steps such a table several times
+    listed = [id(table) for _, table, _ in gradients]
+    if len(set(listed)) < len(listed):  # torch only warns, and steps such a table several times
         duplicate = "the optimizer lists it more than once", "list each parameter once"
         reasons = [
-            duplicate if reason is None and counts[id(table)] > 1 else reason
-            for reason, (_, table, _) in zip(reasons, gradients, strict=True)
+            duplicate if reason is None and listed.count(each) > 1 else reason
+            for reason, each in zip(reasons, listed, strict=True)
         ]
     for (_, table, gradient), reason in zip(gradients, reasons, strict=True):
         if table.backing is None:
