@@ -35,6 +35,10 @@ class Degrees(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Named(Tensor):
+    """A tensor with torch's functions, whose results have the same class."""
+
+
 class Smoothing(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -72,6 +76,7 @@ def test_the_report_names_the_class_of_the_weight():
     assert "stays plain PyTorch: its weight is a Rounded" in report
 
 
+@pytest.mark.parametrize("kind", [Degrees, Named])
 @pytest.mark.parametrize(
     "use",
     [
@@ -81,8 +86,8 @@ def test_the_report_names_the_class_of_the_weight():
         lambda weight, other: torch.cat([weight, other]),
     ],
 )
-def test_a_tensor_with_its_own_functions_uses_them_on_tables_and_one_hots(use):
-    other = torch.full((3, 5), 180.0).as_subclass(Degrees)
+def test_a_tensor_of_another_class_uses_its_functions_on_tables_and_one_hots(use, kind):
+    other = torch.full((3, 5), 180.0).as_subclass(kind)
     layer = nn.Embedding(3, 5)
     dense = layer.weight.detach().clone()
     optimizer = hotrow.optim.Adam(hotrow.convert(layer, min_entries=0).parameters())

@@ -1,7 +1,7 @@
-"""Find tensor classes of other libraries that replace torch's functions with their own.
+"""Find tensor classes of other libraries, whose `__torch_function__` methods must run.
 
-A class does so with a `__torch_function__` method. Such a class would get a plain tensor in dense
-training, so its method must also run if the other argument is a table or a one-hot.
+Such a method can replace torch's functions, or give their results the same class. In dense
+training, torch calls it, so it must also run if the other argument is a table or a one-hot.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from torch import Tensor
 
 
 def find_override(types: Iterable[type]) -> Any:
-    """Return the first class that is not torch's or hotrow's and has its own method, or None."""
-    return next(filter(_has_own_method, types), None)
+    """Return the first class with such a method that is not torch's or hotrow's, or None."""
+    return next(filter(_has_method, types), None)
 
 
 @functools.cache
-def _has_own_method(cls: Any) -> bool:
-    if cls.__module__.partition(".")[0] == "hotrow":
+def _has_method(cls: Any) -> bool:
+    if cls is Tensor or cls.__module__.partition(".")[0] == "hotrow":
         return False
     # nn.Parameter's method is a built-in function, which does nothing.
-    method = getattr(cls.__torch_function__, "__func__", None)
-    return method not in (None, Tensor.__torch_function__.__func__)  # type: ignore[attr-defined]
+    return hasattr(cls.__torch_function__, "__func__")
