@@ -69,6 +69,16 @@ def test_a_weight_of_a_class_with_its_own_functions_keeps_them(make):
     assert torch.equal(4 * expected, (4 * expected).round())
 
 
+def test_a_weight_of_a_class_without_own_functions_becomes_a_table():
+    class Marked(nn.Parameter):
+        pass
+
+    model = nn.Embedding(5, 2)
+    model.weight = Marked(torch.randn(5, 2))
+    hotrow.convert(model, min_entries=0)
+    assert isinstance(model.weight, Table)
+
+
 def test_the_report_names_the_class_of_the_weight():
     model = nn.Embedding(5, 2)
     model.weight = Rounded(torch.randn(5, 2))

@@ -617,19 +617,22 @@ def test_a_bad_id_on_a_two_dimensional_mesh_raises_on_all_ranks():
             assert_same_bits(values[name], value)
 
 
-def one_evaluates_on_a_mesh(name):
+def one_evaluates_on_a_mesh(name, resizes):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
+    if dist.get_rank() and resizes:
+        return error_text(vocabulary.resize, model.user, 102)
     if dist.get_rank():
         return error_text(model.user, torch.tensor([5]))
     with torch.no_grad():
         return error_text(model.get_submodule(name), torch.tensor([5]))
 
 
+@pytest.mark.parametrize("resizes", [False, True])
 @pytest.mark.parametrize("name", ["user", "word"])
-def test_one_evaluating_rank_on_a_two_dimensional_mesh_raises_on_all_ranks(name):
-    for error in rank_processes(4).run(one_evaluates_on_a_mesh, name):
+def test_one_evaluating_rank_on_a_two_dimensional_mesh_raises_on_all_ranks(name, resizes):
+    for error in rank_processes(4).run(one_evaluates_on_a_mesh, name, resizes):
         assert "the ranks run different operations" in error
 
 

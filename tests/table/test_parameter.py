@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import torch.nn.utils.prune
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import hotrow
 from hotrow import HotrowError
@@ -425,6 +426,21 @@ def test_any_read_settles_all_rows(name):
     weight.lag = lag = Recorder()
     READS[name](model, weight)
     assert None in lag.calls
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_lookup_of_ids_that_python_cannot_read_settles_all_rows(is_trained):
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    for ids in ([0, 1], [2]):
+        layer(torch.tensor(ids)).sum().backward()
+        optimizer.step()
+    assert layer.weight.has_stale_rows
+    ids = torch.tensor([1, 0])
+    with torch.set_grad_enabled(is_trained):
+        found = layer(TwoTensor(ids, ids))
+    assert not layer.weight.has_stale_rows
+    assert torch.equal(found.a if isinstance(found, TwoTensor) else found, layer(ids))
 
 
 @pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])

@@ -77,7 +77,8 @@ class Ranks:
                 passed `failure`.
             Exception: `failure`, if this rank passed it.
         """
-        self.exchange_counts(operation, [0] * self.count, failure, _SAME_CALL)
+        counts = [0] * self.count
+        self.exchange_counts(operation, counts, failure, _SAME_CALL, replicas_wait=True)
         assert rows is not None
         rows = rows.contiguous()
         dist.broadcast(rows, group=self.group, group_src=0)

@@ -59,7 +59,7 @@ def find_reasons(
         for group, table, gradient in gradients:
             _check_gradient(gradient, table)
             reasons.append(_find_reason(rule, group, table, gradient, param_groups))
-    listed = [id(table) for _, table, _ in gradients]
+    listed = [id(table) for _, table, _ in gradients] if len(gradients) > 1 else []
     if len(set(listed)) < len(listed):  # torch only warns, and steps such a table several times
         duplicate = "the optimizer lists it more than once", "list each parameter once"
         reasons = [

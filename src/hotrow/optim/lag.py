@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -242,7 +242,8 @@ class RowLag:
 
     def accepts(self, group: ParamGroup) -> bool:
         """Check the table's storage, and return whether the ledger can record the next step."""
-        self._check_complete()
+        if self.is_broken:
+            self._raise_broken()
         self._check_storage()
         return (
             self.ledger.accepts(group)
@@ -264,18 +265,17 @@ class RowLag:
         """Return whether the user changed the step count or another scalar in torch's state."""
         return any(_mark(s) != self._scalar_marks[name] for name, s in self.scalar_tensors.items())
 
-    def _check_complete(self) -> None:
-        """Raise an error if an error has interrupted an operation on rows."""
-        if self.is_broken:
-            raise HotrowError(
-                f"an error has interrupted a step or a read of a {tuple(self.values.shape)} table "
-                "after some of its rows had changed",
-                fix="build the model and the optimizer again, and load the last checkpoint",
-            )
+    def _raise_broken(self) -> NoReturn:
+        raise HotrowError(
+            f"an error has interrupted a step or a read of a {tuple(self.values.shape)} table "
+            "after some of its rows had changed",
+            fix="build the model and the optimizer again, and load the last checkpoint",
+        )
 
     def check_idle(self) -> None:
         """Raise an error if an operation on rows is running, or was interrupted."""
-        self._check_complete()
+        if self.is_broken:
+            self._raise_broken()
         if self.is_busy:
             raise HotrowError(
                 "a table was read during its own step, for example by a signal handler",

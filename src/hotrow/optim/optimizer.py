@@ -271,11 +271,13 @@ class RowOptimizer(_Optimizer):
                 for group, table in tables
                 if (gradient := table.grad) is not None
             ]
+        must_agree = bool(self._loaded)
         for _, table, _ in gradients:
             if table.synchronized is not None:
                 refuse_unsynchronized(table)
+            must_agree |= table.replicas is not None
         reasons = find_reasons(self.rule, gradients, self.param_groups)
-        equal = self._prepare_replicas(gradients, reasons)
+        equal = self._prepare_replicas(gradients, reasons) if must_agree else []
         dense, pending_steps = [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if isinstance(gradient, RowGradient) and reason is None:
@@ -324,8 +326,6 @@ class RowOptimizer(_Optimizer):
             for index, (_, table, _) in enumerate(gradients)
             if (replicas := table.replicas) is not None
         ]
-        if not prepared and not self._loaded:
-            return []
         tables = [gradients[index][1] for _, index in prepared]
         try:
             self._agree_on_steps(prepared, gradients, reasons)

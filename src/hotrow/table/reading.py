@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.ids import ID_DTYPES, check_dtype, check_range, is_readable, raise_bad_id
+from hotrow.ids import (
+    ID_DTYPES,
+    check_dtype,
+    check_range,
+    is_readable,
+    plain_ids,
+    raise_bad_id,
+)
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
@@ -185,6 +192,9 @@ def row_reader(
         if max_norm is None and devices.is_on_gpu(table) and has_gpu_reader(table, ids):
             return _gpu_reader(table, ids, row_count)
     is_stale = lag is not None and lag.has_stale_rows
+    if is_stale and type(ids) is not Tensor and plain_ids(ids) is None:
+        table.settle()  # Python can't read the ids
+        is_stale = False
     checks_later = (
         max_norm is None
         and table.replicas is None
