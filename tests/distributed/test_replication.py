@@ -1017,6 +1017,8 @@ def load_optimizer_state(count, on_all_ranks, steps):
         step()
     if on_all_ranks or rank == 1:
         optimizer.load_state_dict(saved)
+    if steps:
+        optimizer = copy.copy(optimizer)  # must not forget that it has loaded a state
     errors = [error_text(step) for _ in range(2)]
     return errors, {"weight": layer.weight.detach()}
 

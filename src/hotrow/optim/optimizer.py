@@ -682,4 +682,5 @@ class RowOptimizer(_Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         for _, table in find_tables(self.param_groups):
             self.table_state(table)  # read from the folder if not done yet
-        return super().__getstate__()
+        result: dict[str, Any] = super().__getstate__()
+        return {**result, "_loaded": self._loaded} if self._loaded else result
