@@ -164,7 +164,7 @@ def save_in(path, command):
 
 
 @is_root
-@pytest.mark.parametrize("command", [NO_CAPABILITIES, OTHER_NAMESPACE])
+@pytest.mark.parametrize("command", [NO_CAPABILITIES, pytest.param(OTHER_NAMESPACE, marks=exhaustive)])
 def test_a_root_user_may_not_replace_the_files_of_all_users(open_folder, command):
     path = open_folder / "t"
     make_folder(path, rest="by root")
@@ -202,7 +202,7 @@ ACCESS_LIST = "system.posix_acl_access"
 
 
 @is_root
-@pytest.mark.parametrize("command", [[], WITHOUT_PROC])
+@pytest.mark.parametrize("command", [[], pytest.param(WITHOUT_PROC, marks=exhaustive)])
 def test_a_save_keeps_the_access_lists_of_the_files(open_folder, command):
     path = open_folder / "t"
     make_folder(path)
