@@ -164,7 +164,9 @@ def save_in(path, command):
 
 
 @is_root
-@pytest.mark.parametrize("command", [NO_CAPABILITIES, pytest.param(OTHER_NAMESPACE, marks=exhaustive)])
+@pytest.mark.parametrize(
+    "command", [NO_CAPABILITIES, pytest.param(OTHER_NAMESPACE, marks=exhaustive)]
+)
 def test_a_root_user_may_not_replace_the_files_of_all_users(open_folder, command):
     path = open_folder / "t"
     make_folder(path, rest="by root")
