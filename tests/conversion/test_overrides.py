@@ -99,7 +99,6 @@ def test_the_report_names_the_class_of_the_weight():
 def test_a_tensor_of_another_class_uses_its_functions_on_tables_and_one_hots(use, kind):
     other = torch.full((3, 5), 180.0).as_subclass(kind)
     layer = nn.Embedding(3, 5)
-    dense = layer.weight.detach().clone()
     optimizer = hotrow.optim.Adam(hotrow.convert(layer, min_entries=0).parameters())
     assert isinstance(layer.weight, Table)
     for ids in ([0, 1], [2]):

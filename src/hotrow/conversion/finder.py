@@ -68,7 +68,9 @@ class Finder(TorchFunctionMode):
             return func(*args, **kwargs)
         if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
-        if is_tracing() or _other_mode_is_active():  # as in `_wrap` of `modules.py`
+        if is_tracing():  # as in `_wrap` of `modules.py`
+            return func(*args, **kwargs)
+        if _other_mode_is_active():
             return func(*args, **kwargs)
         frame = sys._getframe(1)
         if pattern in _CONSTANTS and not _CONSTANTS[pattern](frame.f_code):
@@ -91,7 +93,7 @@ class Finder(TorchFunctionMode):
 
 
 def _other_mode_is_active() -> bool:
-    """Return whether the caller runs the model in a mode of its own, which needs torch's calls."""
+    """Return whether the caller runs the model in another mode, which must see torch's calls."""
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     return any(
         not (isinstance(mode, DeviceContext) or type(mode).__module__.startswith("hotrow."))

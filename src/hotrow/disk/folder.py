@@ -156,12 +156,11 @@ class Folder:
             status = os.fstat(other)
             if not stat.S_ISREG(status.st_mode):
                 return
-            try:
+            with contextlib.suppress(OSError):
                 _copy_mode(other, descriptor)
-            finally:  # last, because only an owner may change the mode
-                for user, group in ((-1, status.st_gid), (status.st_uid, -1)):
-                    with contextlib.suppress(OSError):
-                        os.fchown(descriptor, user, group)
+            for user, group in ((-1, status.st_gid), (status.st_uid, -1)):
+                with contextlib.suppress(OSError):
+                    os.fchown(descriptor, user, group)  # last: only an owner may change the mode
         finally:
             os.close(other)
 

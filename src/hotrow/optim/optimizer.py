@@ -88,9 +88,7 @@ Raises:
 """
 
 
-def _plain_state(
-    state: Mapping[str, Any], convert: Callable[[Tensor], Tensor] = trim_storage
-) -> dict[str, Any]:
+def _plain_state(state: Mapping[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Return a table's state with tensors converted by `convert`."""
     return {
         k: convert(trim_storage(v)) if isinstance(v, Tensor) and v.layout == torch.strided else v
@@ -420,7 +418,7 @@ class RowOptimizer(_Optimizer):
     def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:
         """Return the table's lag, ready to record a step with this group's options."""
         lag, state = table.lag, self.table_state(table)
-        is_own = lag is not None and getattr(state, "lag", None) is lag
+        is_own = getattr(state, "lag", None) is lag
         if isinstance(lag, RowLag) and is_own and lag.accepts(group):
             return lag
         with ExclusiveAccess():

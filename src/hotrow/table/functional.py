@@ -179,7 +179,8 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Tensor:
-    check_options(weight, padding_idx, max_norm, scale_grad_by_freq)
+    if weight.spans_processes:
+        check_options(weight, padding_idx, max_norm, scale_grad_by_freq)
     padding = normalize_padding(padding_idx, table_row_count(weight))
     if max_norm is None and weight.shards is None and has_gpu_reader(weight, input):
         # Only the GPU knows the distinct ids, so look up a row for each id.
@@ -266,8 +267,6 @@ def check_options(
     table: Table, padding_idx: int | None, max_norm: float | None, scale_grad_by_freq: bool
 ) -> None:
     """Raise an error in every process if a distributed table doesn't support the options."""
-    if not table.spans_processes:
-        return
     try:
         normalize_padding(padding_idx, table_row_count(table))
     except HotrowError as error:

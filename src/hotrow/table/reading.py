@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.ids import (
-    ID_DTYPES,
-    check_dtype,
-    check_range,
-    is_readable,
-    plain_ids,
-    raise_bad_id,
-)
+from hotrow.ids import ID_DTYPES, check_dtype, check_range, is_readable, plain_ids, raise_bad_id
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct

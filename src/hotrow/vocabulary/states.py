@@ -48,10 +48,8 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
     shape = tuple(weight.shape)
     run = last_run(weight) if isinstance(weight, Table) else None
     last = weight.last_optimizer if isinstance(weight, Table) else None
-    if run is not None and last is None:
-        assert isinstance(weight, Table)
-        if weight.backing is None:
-            run = None  # the optimizer no longer exists
+    if isinstance(weight, Table) and weight.backing is None and last is None:
+        run = None  # the optimizer no longer exists
     # Without a lag, the last optimizer may still have state.
     has_state = last is not None and bool(row_tensors(last, weight))
     if optimizer is None:
