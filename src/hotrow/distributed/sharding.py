@@ -22,7 +22,7 @@ from hotrow.distributed.tables import (
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.table.functional import check_options
-from hotrow.table.parameter import Table, raise_on_all_ranks
+from hotrow.table.parameter import Table
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -148,14 +148,6 @@ def _check_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             fix="don't replace the weight after hotrow.distributed.shard, and don't wrap the model "
             "in FullyShardedDataParallel, which replaces it",
         )
-    inputs = *args, *kwargs.values()
-    is_jagged = any(isinstance(each, Tensor) and each.is_nested for each in inputs)
-    if is_jagged and not getattr(module, "looks_up_jagged_ids", False):
-        error = HotrowError(
-            f"{module} gets jagged ids, for which torch would read only the rows of this rank",
-            fix="use hotrow.Embedding, or look up ids.values()",
-        )
-        raise_on_all_ranks(module.weight, error)
 
 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids
 from hotrow.layers.layer_input import as_input_tensor
 from hotrow.layers.table_layer import TableLayer
-from hotrow.table.parameter import Table, raise_on_all_ranks, table_row_count
+from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 
 
 class Embedding(TableLayer, nn.Embedding):
@@ -53,8 +52,6 @@ class Embedding(TableLayer, nn.Embedding):
     Source: `torch.nn.Embedding` and `torch.nn.functional.embedding`.
     """
 
-    looks_up_jagged_ids = True  # see `hotrow.distributed.sharding`
-
     @classmethod
     def from_file(cls, path: str | Path, tensor: str | None = None, **options: Any) -> Self:
         """Create a layer from a table in a safetensors file, without reading the whole file.
@@ -88,13 +85,4 @@ class Embedding(TableLayer, nn.Embedding):
             input = check_ids(input, table_row_count(self.weight), "input")
         except HotrowError as error:
             raise_on_all_ranks(self.weight, error)
-        if input.is_nested and isinstance(self.weight, Table):
-            # torch looks up jagged ids without a call to `Table.__torch_function__`.
-            rows = super().forward(input.values())
-            return torch.nested.nested_tensor_from_jagged(
-                rows,
-                input.offsets(),  # type: ignore[attr-defined]
-                input.lengths(),  # type: ignore[attr-defined]
-                jagged_dim=input._ragged_idx,  # type: ignore[attr-defined]
-            )
         return super().forward(input)

@@ -13,7 +13,7 @@ from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, check_ids, check_soft
 from hotrow.layers.layer_input import as_input_tensor
 from hotrow.layers.table_layer import TableLayer, index_tensor
-from hotrow.table.parameter import Table, raise_on_all_ranks, table_row_count
+from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 
 
 class EmbeddingBag(TableLayer, nn.EmbeddingBag):
@@ -92,8 +92,6 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
             ids = check_ids(
                 input, table_row_count(self.weight), "input", refused_encoding=refused_encoding
             )
-            if ids.is_nested and isinstance(self.weight, Table):
-                self.weight.settle()  # torch looks up jagged ids without `__torch_function__`
             return super().forward(ids, offsets, per_sample_weights)
         rows = self._soft_rows(input).flatten(0, -2)  # (N, D)
         if per_sample_weights is not None:

@@ -46,10 +46,10 @@ Errors
     changes.
 
 Some code bypasses torch's function protocol and reads stale rows from a table. Examples are modules
-made by `torch.jit.script` or `torch.jit.trace`, `torch.func` transforms that take the table as an
-input, and torch's own lookups with jagged ids (`hotrow.Embedding` settles their rows). Call
-`optimizer.settle()` before such code runs. You can't read a table during its own step, for example
-in a signal handler. Tables don't support `torch.__future__.set_swap_module_params_on_conversion`.
+made by `torch.jit.script` or `torch.jit.trace`, and `torch.func` transforms that take the table as
+an input. Call `optimizer.settle()` before such code runs. You can't read a table during its own
+step, for example in a signal handler. Tables don't support
+`torch.__future__.set_swap_module_params_on_conversion`.
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)

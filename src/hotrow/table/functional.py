@@ -24,6 +24,7 @@ from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.tracing import may_trace, never_trace
 from hotrow.table.autograd import LookUpOptions, SelectRows, look_up
 from hotrow.table.compiled import can_trace, traced_look_up
+from hotrow.table.jagged import call_tables_first
 from hotrow.table.parameter import (
     LOOKUP_FUNCTIONS,
     Table,
@@ -292,3 +293,4 @@ def check_options(
 
 
 LOOKUP_FUNCTIONS.update({F.embedding: embedding, F.embedding_bag: embedding_bag})
+call_tables_first()
