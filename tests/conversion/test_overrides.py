@@ -69,14 +69,14 @@ def test_a_weight_of_a_class_with_its_own_functions_keeps_them(make):
     assert torch.equal(4 * expected, (4 * expected).round())
 
 
-def test_a_weight_of_a_class_without_own_functions_becomes_a_table():
-    class Marked(nn.Parameter):
+def test_a_weight_whose_class_selects_its_options_keeps_the_class():
+    class NoDecay(nn.Parameter):
         pass
 
     model = nn.Embedding(5, 2)
-    model.weight = Marked(torch.randn(5, 2))
+    model.weight = NoDecay(torch.randn(5, 2))
     hotrow.convert(model, min_entries=0)
-    assert isinstance(model.weight, Table)
+    assert type(model.weight) is NoDecay
 
 
 def test_the_report_names_the_class_of_the_weight():

@@ -1145,6 +1145,28 @@ def test_jagged_ids_get_rows_of_all_ranks(make):
     assert rank_processes(2).run(look_up_jagged_ids, 2, make) == [True, True]
 
 
+def weigh_jagged_ids(count, distribute):
+    model = distribute(
+        hotrow.convert(nn.Sequential(nn.EmbeddingBag(7, 3, mode="sum")), min_entries=0),
+        mesh_of_all(count),
+    )
+    jagged = torch.nested.nested_tensor([torch.tensor([0, 5])], layout=torch.jagged)
+    weights = (
+        torch.ones(2)
+        if dist.get_rank()
+        else torch.nested.nested_tensor_from_jagged(torch.ones(2), jagged.offsets())
+    )
+    assert isinstance(model[0].weight, Table)
+    return error_text(lambda: model[0](jagged, per_sample_weights=weights))
+
+
+@pytest.mark.parametrize("distribute", [shard, replicate])
+def test_invalid_weights_of_jagged_ids_raise_on_all_ranks(distribute):
+    for error in rank_processes(2).run(weigh_jagged_ids, 2, distribute):
+        assert error is not None
+        assert "per_sample_weights has shape" in error
+
+
 def look_up_bags(count):
     bags = shard(hotrow.convert(nn.Sequential(nn.EmbeddingBag(7, 3))), mesh_of_all(count))[0]
     assert isinstance(bags.weight, Table)

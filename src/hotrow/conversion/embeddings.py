@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 
-from torch import Tensor, nn
+from torch import nn
 
 from hotrow.table.parameter import Table
 
@@ -41,16 +41,8 @@ def _obstacle(module: nn.Embedding | nn.EmbeddingBag, other_uses: Counter[int]) 
         return "its weight is computed from other parameters"
     if other_uses[id(weight)]:
         return "another layer also uses its weight (a tied head), so its gradient is dense"
-    if not (_is_plain(type(weight)) or isinstance(weight, Table)):
+    if not (type(weight) is nn.Parameter or isinstance(weight, Table)):
         return f"its weight is a {type(weight).__name__}, whose class can't change"
     if not weight.is_floating_point():
         return "its weight is not floating point"
     return ""
-
-
-def _is_plain(cls: type[Tensor]) -> bool:
-    """Return whether torch's functions treat tensors of this class as plain parameters."""
-    return nn.Parameter in cls.__mro__ and all(
-        getattr(cls, name) is getattr(nn.Parameter, name)
-        for name in ("__torch_function__", "__torch_dispatch__")
-    )

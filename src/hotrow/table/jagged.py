@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 
+from hotrow.errors import HotrowError
+from hotrow.ids import check_bag
 from hotrow.kernels.tracing import is_compiling
-from hotrow.table.parameter import TABLE_CLASSES, Table
+from hotrow.table.parameter import TABLE_CLASSES, Table, raise_on_all_ranks
 
 _torch_function: Any = NestedTensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
@@ -35,16 +37,20 @@ def _call_tables_first(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
 
 def _embedding(ids: Any, table: Table, *args: Any, **options: Any) -> Tensor:
     rows = F.embedding(ids.values(), table, *args, **options)
-    return torch.nested.nested_tensor_from_jagged(
+    result = torch.nested.nested_tensor_from_jagged(
         rows, ids.offsets(), ids.lengths(), jagged_dim=ids._ragged_idx
     )
+    assert isinstance(result, NestedTensor)
+    result._metadata_cache = ids._metadata_cache or {}  # the length of the longest part
+    return result
 
 
 def _embedding_bag(ids: Any, table: Table, **options: Any) -> Tensor:
-    weights = options["per_sample_weights"]
-    if ids.dim() != 2 or (weights is not None and weights.size() != ids.size()):
-        with torch._C.DisableTorchFunctionSubclass():  # raises torch's error
-            return F.embedding_bag(ids, table, **options)
+    weights, mode = options["per_sample_weights"], options["mode"]
+    try:
+        check_bag(ids.size(), None, weights, mode=mode, dtype=table.dtype, last=False)
+    except HotrowError as error:
+        raise_on_all_ranks(table, error)
     options |= {
         "per_sample_weights": None if weights is None else weights.values().reshape(-1),
         "offsets": ids.offsets(),
