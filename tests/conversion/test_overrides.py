@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import hotrow
+from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
 
@@ -114,6 +115,42 @@ def test_a_tensor_of_another_class_uses_its_functions_on_tables_and_one_hots(use
     expected = use(F.one_hot(ids, 5).float(), other)
     assert torch.equal(found.as_subclass(Tensor), expected.as_subclass(Tensor))
     assert type(found) is type(expected)
+
+
+class Masked(Tensor):
+    """Ids, and rows at these ids, whose sum leaves out the first one."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is Tensor.sum:
+            return args[0].as_subclass(Tensor)[1:].sum()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("kind", [Named, Masked])
+@pytest.mark.parametrize(
+    "look_up", [F.embedding, lambda ids, weight: F.embedding_bag(ids.reshape(-1, 1), weight)]
+)
+def test_the_rows_at_ids_of_another_class_have_this_class(look_up, kind):
+    layer = nn.Embedding(5, 2)
+    optimizer = hotrow.optim.Adam(hotrow.convert(layer, min_entries=0).parameters())
+    assert isinstance(layer.weight, Table)
+    for ids in ([0, 1, 4], [2], [0]):
+        optimizer.zero_grad()
+        layer(torch.tensor(ids)).sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    assert layer.weight.has_stale_rows
+    ids = torch.tensor([3, 4, 4]).as_subclass(kind)
+    found = look_up(ids, layer.weight)
+    dense = nn.Parameter(layer.weight.detach().clone())
+    expected = look_up(ids, dense)
+    assert type(found) is type(expected) is kind
+    assert torch.equal(found.as_subclass(Tensor), expected.as_subclass(Tensor))
+    found.sum().backward()
+    expected.sum().backward()
+    assert torch.equal(layer.weight.grad + 0, dense.grad.as_subclass(Tensor))
+    assert isinstance(layer.weight.grad, RowGradient) == (kind is Named)
 
 
 def test_a_mode_around_a_model_sees_the_calls_of_the_model():

@@ -79,11 +79,14 @@ def test_a_schedule_of_numpy_numbers_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("SGD", {"lr": 1e200, "weight_decay": 1e200}), ("Adamax", {"betas": (0.5, 1.0)})],
+    ("name", "options", "dtype"),
+    [
+        ("SGD", {"lr": 1e200, "weight_decay": 1e200}, torch.float64),
+        ("Adamax", {"betas": (0.5, 1.0)}, torch.float32),
+    ],
 )
-def test_a_run_whose_options_overflow_is_saved(name, options, tmp_path):
-    store = disk.create(tmp_path / "t", ROWS, COLUMNS, dtype=torch.float64)
+def test_a_run_whose_options_overflow_is_saved(name, options, dtype, tmp_path):
+    store = disk.create(tmp_path / "t", ROWS, COLUMNS, dtype=dtype)
     optimizer = getattr(hotrow.optim, name)(store.layer.parameters(), lr=0.1)
     step(store, optimizer)
     optimizer.param_groups[0].update(options)

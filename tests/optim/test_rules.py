@@ -197,7 +197,7 @@ def test_replay_matches_torch_bit_for_bit(name, kwargs, dtype, rounded_root):
 
 
 @pytest.mark.skipif(not matches_torch_rounding, reason="needs torch's AVX2 or AVX-512 kernels")
-@dtype_grid(SIGNED, torch.float16, [torch.bfloat16], names=("SGD", "Adam", "Rprop"))
+@dtype_grid(SIGNED, torch.float16, [torch.bfloat16], names=("SGD", "Adam"))
 def test_low_precision_matches_torch_bit_for_bit(name, kwargs, dtype):
     assert_low_precision_bits(name, kwargs, dtype)
 
@@ -359,7 +359,7 @@ def test_long_gaps_in_float64_are_no_worse_than_torch(name, kwargs, uncompiled):
     assert_three_way(name, kwargs, exact=False, dtype=torch.float64, **shorter)
 
 
-@dtype_grid(ROW_CONFIGURATIONS, torch.float16, [torch.bfloat16], names=("AdamW", "ASGD"))
+@dtype_grid(ROW_CONFIGURATIONS, torch.float16, [torch.bfloat16], names=("AdamW",))
 def test_low_precision_is_no_worse_than_torch(name, kwargs, dtype):
     if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
         kwargs = kwargs | {"eps": 1e-4}
@@ -531,12 +531,12 @@ def test_closed_forms_overflow_in_the_same_elements_as_replay():
         assert bool(runs[0][:39].isfinite().all())
 
 
-def test_adamax_stays_finite_with_large_gradients_as_in_torch():
-    for dtype in (torch.float32, torch.bfloat16):
-        batches = Batches(steps=30, rows=20, ids=2, scale=1e32)
-        truth = train_dense("Adamax", {}, batches, dtype)[0]
-        assert bool(truth.isfinite().all())
-        assert bool(RowRun("Adamax", {}, batches, dtype, False).run()[0].isfinite().all())
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=exhaustive)])
+def test_adamax_stays_finite_with_large_gradients_as_in_torch(dtype):
+    batches = Batches(steps=30, rows=20, ids=2, scale=1e32)
+    truth = train_dense("Adamax", {}, batches, dtype)[0]
+    assert bool(truth.isfinite().all())
+    assert bool(RowRun("Adamax", {}, batches, dtype, False).run()[0].isfinite().all())
 
 
 def test_rules_that_leave_idle_rows_unchanged_replay_nothing():

@@ -905,7 +905,7 @@ def test_an_option_is_switched_off_before_the_rows_change(name, on, off, change)
     outcomes = []
     for library in (hotrow.optim, torch.optim):
         torch.manual_seed(0)
-        layer = nn.Embedding(6, 2, dtype=torch.float64)
+        layer = nn.Embedding(6, 2)
         if library is hotrow.optim:
             layer = hotrow.convert(layer, min_entries=0)
             assert type(layer.weight) is Table

@@ -18,6 +18,17 @@ def find_override(types: Iterable[type]) -> Any:
     return next(filter(_has_method, types), None)
 
 
+def has_default_method(cls: Any) -> bool:
+    """Return whether the class's method is that of `Tensor`, which only converts the results."""
+    return cls.__torch_function__.__func__ is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def to_class(result: Tensor, cls: Any) -> Tensor:
+    """Convert a result as the default method does, unless the class stores other tensors."""
+    stores_values = cls.__torch_dispatch__ is Tensor.__torch_dispatch__
+    return result.as_subclass(cls) if stores_values else result
+
+
 @functools.cache
 def _has_method(cls: Any) -> bool:
     if cls is Tensor or cls.__module__.partition(".")[0] == "hotrow":

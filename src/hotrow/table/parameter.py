@@ -38,7 +38,7 @@ from hotrow.table.autograd import (
 from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
-from hotrow.table.overrides import find_override
+from hotrow.table.overrides import find_override, has_default_method, to_class
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 from hotrow.table.row_change import trim_storage, untrimmed
 from hotrow.table.stack import is_called_by, location_of
@@ -259,11 +259,15 @@ class Table(nn.Parameter):
                 return func(*args, **kwargs)
         if func in BACKWARD_FUNCTIONS:
             return run_backward(func, args, kwargs, Table)
+        override = find_override(types) if len(types) > 1 else None
         lookup = LOOKUP_FUNCTIONS.get(func)
         if lookup is not None:
             weight = kwargs.get("weight", args[1:] and args[1])
             if can_look_up_rows(weight, False):
-                return lookup(*args, **kwargs)
+                if override is None:
+                    return lookup(*args, **kwargs)
+                if has_default_method(override) or weight.spans_processes:
+                    return to_class(lookup(*args, **kwargs), override)
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
             table.settle()
@@ -274,7 +278,6 @@ class Table(nn.Parameter):
             if func == _SET_DATA:
                 table.close_lag()  # the next step starts from the new storage
                 args = table, untrimmed(stored_values(args[1]), table.raw_data)
-        override = find_override(types) if len(types) > 1 else None
         with torch._C.DisableTorchFunctionSubclass() if override is None else nullcontext():
             versions = [
                 (lag, table, table._version) for table in tables if (lag := table.lag) is not None
