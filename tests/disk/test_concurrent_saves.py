@@ -114,6 +114,17 @@ def test_a_handler_that_saves_runs_after_the_save(moment, store):
     assert_contains(store, "handler", weights_after(range(6)))
 
 
+def test_an_error_of_a_handler_is_raised_while_other_data_is_serialized(store):
+    with (
+        Handler(mock.Mock(side_effect=TimeoutError)),
+        mock.patch.object(torch, "save", side_effect=lambda *arguments: send_signal()),
+        pytest.raises(TimeoutError),
+    ):
+        store.save("other")
+    store.save("main")
+    assert_contains(store, "main", weights_after(range(6)))
+
+
 def test_a_handler_that_closes_the_store_runs_after_the_save(store):
     with Handler(store.close) as handler, call_at("files", send_signal):
         store.save("main")

@@ -36,6 +36,7 @@ from hotrow.disk.state_files import StateFiles
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.exclusive_access import ExclusiveAccess
+from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag, last_run
 from hotrow.optim.optimizer import RowOptimizer
 from hotrow.table.autograd import leave_inference_mode
@@ -319,7 +320,8 @@ class Store:
         Cost: the changed pages and `rest` are written twice, because of the journal.
         """
         self._check_owner()
-        rest_data = serialize_rest(rest)  # this may read tables
+        with PostponedSignals():
+            rest_data = serialize_rest(rest)  # this may read tables
         with ExclusiveAccess():
             self._check_owner()
             self._check_mapping()
