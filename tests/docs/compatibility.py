@@ -402,7 +402,8 @@ def _() -> None:
     OPTIONS,
     "`foreach`, `fused`",
     WORKS,
-    "These options apply only to dense parameters. Tables use hotrow's own kernels.",
+    "These options apply only to dense parameters. Tables use hotrow's own kernels, which never "
+    "change gradients. With `foreach`, torch's SGD with `nesterov` does.",
 )
 def _() -> None:
     for option in ("foreach", "fused"):
