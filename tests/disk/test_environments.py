@@ -163,10 +163,9 @@ def save_in(path, command):
     return done.stdout
 
 
+@exhaustive
 @is_root
-@pytest.mark.parametrize(
-    "command", [NO_CAPABILITIES, pytest.param(OTHER_NAMESPACE, marks=exhaustive)]
-)
+@pytest.mark.parametrize("command", [NO_CAPABILITIES, OTHER_NAMESPACE])
 def test_a_root_user_may_not_replace_the_files_of_all_users(open_folder, command):
     path = open_folder / "t"
     make_folder(path, rest="by root")
@@ -203,8 +202,9 @@ WITHOUT_PROC = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec 
 ACCESS_LIST = "system.posix_acl_access"
 
 
+@exhaustive
 @is_root
-@pytest.mark.parametrize("command", [[], pytest.param(WITHOUT_PROC, marks=exhaustive)])
+@pytest.mark.parametrize("command", [[], WITHOUT_PROC])
 def test_a_save_keeps_the_access_lists_of_the_files(open_folder, command):
     path = open_folder / "t"
     make_folder(path)
@@ -218,6 +218,7 @@ def test_a_save_keeps_the_access_lists_of_the_files(open_folder, command):
     run_in_child(check_rest, path, "by the child")
 
 
+@exhaustive
 @is_root
 def test_a_save_does_not_use_the_default_access_list_of_the_folder(open_folder):
     path = open_folder / "t"
@@ -231,6 +232,7 @@ def test_a_save_does_not_use_the_default_access_list_of_the_folder(open_folder):
         assert ACCESS_LIST not in os.listxattr(each)
 
 
+@exhaustive
 @is_root
 def test_a_save_keeps_the_permissions_without_the_right_to_change_those_of_others(open_folder):
     path = open_folder / "t"
