@@ -482,7 +482,7 @@ store.save("by the parent")
 """
 
 
-@pytest.mark.parametrize("method", ["save", "close"])
+@pytest.mark.parametrize("method", ["save", pytest.param("close", marks=exhaustive)])
 def test_a_child_cannot_use_a_folder_before_it_forgets_the_lock(tmp_path, method):
     """As in signal handlers that run at once after a fork."""
     make_folder(tmp_path / "t")

@@ -304,6 +304,7 @@ def test_every_control_changes_its_region(open_page: Open) -> None:
         changes(page, region, lambda button=button: button.click())
 
 
+@exhaustive
 def test_row_and_chip_buttons_add_and_remove_ids_and_announce_it(open_page: Open) -> None:
     page = open_page().page
     page.click("#row-0")
@@ -358,6 +359,7 @@ def test_lookup_plays_row_by_row(open_page: Open) -> None:
     expect(lines).to_have_count(3)
 
 
+@exhaustive
 def test_nothing_plays_with_reduced_motion(open_page: Open) -> None:
     page = open_page().page
     page.get_by_role("button", name="Play the lookup").click()
@@ -402,6 +404,7 @@ def test_rows_outside_the_batch_move_with_momentum_and_adam_and_settling_agrees(
         assert page.inner_text("#step-moved") == "Step 4 changed no row outside its batch."
 
 
+@exhaustive
 def test_inf_in_the_table_spoils_the_product_but_not_the_lookup(open_page: Open) -> None:
     page = open_page().page
     type_into(page, "value-0-2", "inf")
@@ -413,6 +416,7 @@ def test_inf_in_the_table_spoils_the_product_but_not_the_lookup(open_page: Open)
     assert page.inner_text("#mix-note") == WORDS["en"]["mix.spoiled"]
 
 
+@exhaustive
 def test_product_loses_the_sign_of_zero_in_the_chosen_row_and_column(open_page: Open) -> None:
     page = open_page("lang=en&case=signed&pick=1&column=2").page
     assert page.inner_text("#differ-verdict") == (
@@ -448,6 +452,7 @@ def test_repeated_id_adds_up_in_order(open_page: Open) -> None:
     assert page.inner_text("#gradient-full") == "This page can draw at most 16 ids."
 
 
+@exhaustive
 def test_probability_one_on_one_id_is_a_lookup(open_page: Open) -> None:
     page = open_page("lang=en&p=1").page
     assert page.inner_text("#mix-note").endswith("the mix is row 2, as in a lookup.")
@@ -741,6 +746,7 @@ def test_invalid_input_shows_a_message_at_the_field_and_keeps_the_view(
         assert page.locator("[aria-invalid]").count() == 0
 
 
+@exhaustive
 def test_full_width_digits_and_commas_are_accepted(open_page: Open) -> None:
     page = open_page("lang=zh-CN").page
     type_into(page, "ids", "２，３、１")
@@ -766,6 +772,7 @@ def test_user_tokens_are_shown_as_plain_text(open_page: Open, own: lesson.Excerp
     assert "<b>w</b> in mine.safetensors" in page.inner_text("#lookup-about")
 
 
+@exhaustive
 def test_excerpt_of_a_user_table_says_so_and_counts_the_whole_table(
     open_page: Open, own: lesson.Excerpt
 ) -> None:
@@ -1079,6 +1086,7 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
     assert factors.all_inner_texts() == ["0 ×", "1 ×", "0 ×", "0 ×"]
 
 
+@exhaustive
 def test_a_word_travels_to_the_output_unless_motion_is_reduced(open_page: Open) -> None:
     for motion, most in (("no-preference", 1), ("reduce", 0)):
         page = open_page(everything=False, reduced_motion=motion).page
@@ -1157,6 +1165,7 @@ def test_a_question_can_be_skipped_and_a_shared_view_shows_everything(open_page:
     assert page.is_visible("#vector-table")
 
 
+@exhaustive
 def test_answers_are_right_for_every_table(open_page: Open) -> None:
     page = open_page("lang=en&table=B", everything=False).page
     assert page.is_visible("#layer-sum")  # before the answer
@@ -1184,6 +1193,7 @@ def test_answers_are_right_for_every_table(open_page: Open) -> None:
     assert note.endswith(f"The lookup returns this row and multiplies nothing: [{row}].")
 
 
+@exhaustive
 def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
     page = open_page().page
     verdict = page.locator("#vector-verdict")
@@ -1203,6 +1213,7 @@ def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
     assert page.evaluate("document.activeElement.id") == "factor-0"
 
 
+@exhaustive
 def test_the_zeros_are_drawn_to_scale_and_only_the_product_pays_for_them(open_page: Open) -> None:
     page = open_page().page
 
@@ -1288,6 +1299,7 @@ def test_one_sentence_moves_one_row(open_page: Open, lang: str) -> None:
     assert page.inner_text("#meaning-alone") == ""
 
 
+@exhaustive
 def test_the_verdict_counts_neighbors_of_the_same_group(open_page: Open) -> None:
     page = open_page("lang=en&learned=100").page
     groups = torch.tensor(page.evaluate("NOUNS.map((_, k) => groupOf(k))"))
@@ -1305,6 +1317,7 @@ def test_the_verdict_counts_neighbors_of_the_same_group(open_page: Open) -> None
     assert "own group (animals, food, people or vehicles)" in page.inner_text("#meaning-verdict")
 
 
+@exhaustive
 def test_shares_are_rounded_but_never_to_all(open_page: Open) -> None:
     page = open_page().page
     shares = page.evaluate("[1, 4, 45, 1000, 50257, 1000000].map(share)")
@@ -1430,6 +1443,7 @@ def test_answers_and_factors_move_nothing(open_page: Open, width: int) -> None:
         assert boxes(page, parts) == before
 
 
+@exhaustive
 def test_an_answered_question_does_not_change(open_page: Open) -> None:
     page = open_page(everything=False).page
     question = page.locator("#row .question")
@@ -1452,6 +1466,7 @@ def test_an_answered_question_does_not_change(open_page: Open) -> None:
     assert "查找 ID 1，" in page.inner_text("#lookup-question")
 
 
+@exhaustive
 def test_sum_and_verdict_appear_when_every_row_was_visited(open_page: Open) -> None:
     page = open_page(everything=False, reduced_motion="no-preference").page
     stop_time(page)
@@ -1614,6 +1629,7 @@ def test_an_animation_leaves_a_text_that_is_being_typed(open_page: Open) -> None
     assert page.locator("#lookup-output tbody tr").count() == 1
 
 
+@exhaustive
 def test_the_selected_word_stays_selected_if_an_earlier_id_is_removed(open_page: Open) -> None:
     page = open_page("lang=en&ids=2,3,1&pick=1").page
     assert page.input_value("#pick") == "1"
@@ -1701,12 +1717,14 @@ def test_every_matrix_is_colored_by_value(open_page: Open) -> None:
         assert len(set(page.evaluate(strengths, id))) > 4
 
 
+@exhaustive
 def test_minus_zero_in_an_address_is_zero(open_page: Open) -> None:
     page = open_page("lang=en&softA=-0&ids=-0, 1&p=-0").page
     found = page.evaluate("[state.softA, state.ids[0], state.p].map((n) => Object.is(n, 0))")
     assert found == [True, True, True]
 
 
+@exhaustive
 def test_rows_of_a_mix_add_up_to_it(open_page: Open) -> None:
     page = open_page("lang=en&softA=2&softB=3&p=0.75").page
     rows = page.locator("#mix-table tbody tr").evaluate_all(
@@ -1716,6 +1734,7 @@ def test_rows_of_a_mix_add_up_to_it(open_page: Open) -> None:
         assert abs(first + second - mix) < 2e-4
 
 
+@exhaustive
 def test_a_choice_shows_the_state_after_the_answer(open_page: Open) -> None:
     page = open_page(everything=False).page
     page.evaluate("unfold('mix')")
@@ -1723,6 +1742,7 @@ def test_a_choice_shows_the_state_after_the_answer(open_page: Open) -> None:
     assert [page.input_value("#softA"), page.input_value("#softB")] == ["2", "3"]
 
 
+@exhaustive
 def test_products_with_inf_are_shown(open_page: Open) -> None:
     page = open_page().page
     page.fill("#value-0-0", "inf")
@@ -1766,6 +1786,7 @@ def test_counting_the_zeros_moves_nothing(open_page: Open, lang: str, width: int
     assert picture["height"] < frame["height"] < picture["height"] + 10
 
 
+@exhaustive
 def test_a_change_draws_only_the_sections_that_depend_on_it(open_page: Open) -> None:
     page = open_page().page
     page.evaluate(
@@ -1973,6 +1994,7 @@ def test_random_values_turn_an_excerpt_into_a_whole_table(open_page: Open) -> No
     assert "30,000 × 70" in page.inner_text("#lookup-about")
 
 
+@exhaustive
 def test_print_hides_the_controls(open_page: Open) -> None:
     page = open_page().page
     page.emulate_media(media="print")

@@ -4,6 +4,7 @@ import collections
 import copy
 import gc
 import io
+import itertools
 import re
 
 import pytest
@@ -436,8 +437,13 @@ def test_the_optimizer_is_needed_even_if_no_row_is_stale(close):
     assert vocabulary.resize(layer, 4).num_embeddings == 4
 
 
-@pytest.mark.parametrize("keep", ["nothing", "state", "states"])
-@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize(
+    ("is_new", "keep"),
+    grid(
+        itertools.product([True, False], ["nothing", "state", "states"]),
+        lambda is_new, keep: is_new == (keep == "states"),
+    ),
+)
 def test_a_table_changes_if_its_last_optimizer_no_longer_exists(is_new, keep):
     layer = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
     assert type(layer.weight) is Table
