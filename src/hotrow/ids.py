@@ -228,6 +228,11 @@ def check_bag(
                 f"{name} is a {type(value).__name__}, but it must be a tensor",
                 fix=f"use torch.tensor({name})",
             )
+        if value is not None and value.is_nested and value.layout is not torch.jagged:
+            raise HotrowError(  # torch can't return its shape
+                f"{name} is a nested tensor with layout {value.layout}",
+                fix="use torch.nested.nested_tensor(..., layout=torch.jagged)",
+            )
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise HotrowError(
             "a bag takes ids of shape (B, L) without offsets or (N,) with offsets, "

@@ -1145,26 +1145,29 @@ def test_jagged_ids_get_rows_of_all_ranks(make):
     assert rank_processes(2).run(look_up_jagged_ids, 2, make) == [True, True]
 
 
-def weigh_jagged_ids(count, distribute):
+def weigh_jagged_ids(count, distribute, layout):
     model = distribute(
         hotrow.convert(nn.Sequential(nn.EmbeddingBag(7, 3, mode="sum")), min_entries=0),
         mesh_of_all(count),
     )
-    jagged = torch.nested.nested_tensor([torch.tensor([0, 5])], layout=torch.jagged)
-    weights = (
-        torch.ones(2)
-        if dist.get_rank()
-        else torch.nested.nested_tensor_from_jagged(torch.ones(2), jagged.offsets())
-    )
     assert isinstance(model[0].weight, Table)
+    jagged = torch.nested.nested_tensor([torch.tensor([0, 5])], layout=torch.jagged)
+    weights = torch.nested.nested_tensor_from_jagged(torch.ones(2), jagged.offsets())
+    if dist.get_rank():
+        weights = (
+            torch.ones(2)
+            if layout is None
+            else torch.nested.nested_tensor([torch.ones(2)], layout=layout)
+        )
     return error_text(lambda: model[0](jagged, per_sample_weights=weights))
 
 
+@pytest.mark.parametrize("layout", [None, torch.strided, torch.jagged], ids=str)
 @pytest.mark.parametrize("distribute", [shard, replicate])
-def test_invalid_weights_of_jagged_ids_raise_on_all_ranks(distribute):
-    for error in rank_processes(2).run(weigh_jagged_ids, 2, distribute):
+def test_invalid_weights_of_jagged_ids_raise_on_all_ranks(distribute, layout):
+    for error in rank_processes(2).run(weigh_jagged_ids, 2, distribute, layout):
         assert error is not None
-        assert "per_sample_weights has shape" in error
+        assert "per_sample_weights" in error
 
 
 def look_up_bags(count):
