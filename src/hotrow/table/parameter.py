@@ -259,12 +259,11 @@ class Table(nn.Parameter):
                 return func(*args, **kwargs)
         if func in BACKWARD_FUNCTIONS:
             return run_backward(func, args, kwargs, Table)
-        override = find_override(types) if len(types) > 1 else None
         lookup = LOOKUP_FUNCTIONS.get(func)
         if lookup is not None:
             weight = kwargs.get("weight", args[1:] and args[1])
             if can_look_up_rows(weight, False):
-                if override is None:
+                if len(types) == 1 or (override := find_override(types)) is None:
                     return lookup(*args, **kwargs)
                 if has_default_method(override) or weight.spans_processes:
                     return to_class(lookup(*args, **kwargs), override)
@@ -278,6 +277,7 @@ class Table(nn.Parameter):
             if func == _SET_DATA:
                 table.close_lag()  # the next step starts from the new storage
                 args = table, untrimmed(stored_values(args[1]), table.raw_data)
+        override = find_override(types) if len(types) > 1 else None
         with torch._C.DisableTorchFunctionSubclass() if override is None else nullcontext():
             versions = [
                 (lag, table, table._version) for table in tables if (lag := table.lag) is not None
