@@ -69,6 +69,7 @@ def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:
             f"{name} is a {type(ids).__name__}, but {what} must be a tensor",
             fix=f"use torch.tensor({name})",
         )
+    check_layout(ids, name)
     if ids.dtype in ID_DTYPES:
         return
     remedy = _WRONG_DTYPE.get(ids.dtype, f"if these are {what}, use {{name}}.long()")
@@ -76,6 +77,24 @@ def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:
         f"{name} is {_dtype(ids)} of shape {tuple(ids.shape)}, but {what} must be int64 or int32",
         fix=remedy.format(name=name),
     )
+
+
+def check_layout(tensor: Tensor, name: str) -> None:
+    """Raise `HotrowError` for a nested tensor that is not jagged: torch can't return its shape."""
+    if tensor.is_nested and tensor.layout is not torch.jagged:
+        raise HotrowError(
+            f"{name} is a nested tensor with layout {tensor.layout}",
+            fix="use torch.nested.nested_tensor(..., layout=torch.jagged)",
+        )
+
+
+def check_device(ids: Tensor, device: torch.device) -> None:
+    """Raise `HotrowError` if the ids are not on the table's device, unless that is "meta"."""
+    if ids.device != device and device.type != "meta":
+        raise HotrowError(
+            f"input is on {ids.device}, but the table is on {device}",
+            fix=f"use input.to({str(device)!r})",
+        )
 
 
 def check_ids(
@@ -228,11 +247,8 @@ def check_bag(
                 f"{name} is a {type(value).__name__}, but it must be a tensor",
                 fix=f"use torch.tensor({name})",
             )
-        if value is not None and value.is_nested and value.layout is not torch.jagged:
-            raise HotrowError(  # torch can't return its shape
-                f"{name} is a nested tensor with layout {value.layout}",
-                fix="use torch.nested.nested_tensor(..., layout=torch.jagged)",
-            )
+        if value is not None:
+            check_layout(value, name)
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise HotrowError(
             "a bag takes ids of shape (B, L) without offsets or (N,) with offsets, "

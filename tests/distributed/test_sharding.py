@@ -468,21 +468,36 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):
         assert goes_on
 
 
-def look_up_sparse_ids(method, count):
-    """Look up ids for which torch raises an error on one rank, then look up other ids."""
-    model = distribute(converted_model(), method, count)
-    ids = torch.tensor([1, 2])
-    bad = ids.to_sparse() if dist.get_rank() == 1 else ids
-    error = error_text(model.user, bad, error_type=Exception)
-    return error, len(model.user(ids))
+INVALID_IDS = {
+    "a list": list,
+    "SparseCPU": lambda ids: torch.tensor(ids).to_sparse(),
+    "layout torch.strided": lambda ids: torch.nested.nested_tensor([torch.tensor(ids)]),
+    "meta": lambda ids: torch.tensor(ids, device="meta"),
+}
+
+
+def look_up_invalid_ids(method, text):
+    """Look up invalid ids on rank 1, then other ids on all ranks, and do both in bags."""
+    layers = hotrow.convert(
+        nn.ModuleList([nn.Embedding(7, 3), nn.EmbeddingBag(7, 3, mode="sum")]), min_entries=0
+    )
+    layers = distribute(layers, method, 2)
+    errors = []
+    make_ids = INVALID_IDS[text] if dist.get_rank() == 1 else torch.tensor
+    for layer, *offsets in (layers[0],), (layers[1], torch.tensor([0])):
+        assert isinstance(layer.weight, Table)
+        errors.append(error_text(layer, make_ids([1, 2]), *offsets, error_type=Exception))
+        layer(torch.tensor([1, 2]), *offsets).sum().backward()
+    return errors
 
 
 @pytest.mark.parametrize("method", ["shard", "replicate"])
-def test_the_errors_of_torch_reach_the_other_ranks(method):
-    for error, count in rank_processes(2).run(look_up_sparse_ids, method, 2):
-        assert error is not None
-        assert "SparseCPU" in error
-        assert count == 2
+@pytest.mark.parametrize("text", INVALID_IDS)
+def test_invalid_ids_on_one_rank_raise_on_all_ranks(method, text):
+    for errors in rank_processes(2).run(look_up_invalid_ids, method, text):
+        for error in errors:
+            assert error is not None
+            assert text in error
 
 
 def bad_layers(count):
@@ -1134,15 +1149,19 @@ def look_up_jagged_ids(count, make):
     jagged = torch.nested.nested_tensor(
         [torch.tensor([0, 5]), torch.tensor([dist.get_rank()])], layout=torch.jagged
     )
-    found, expected = (each(jagged) for each in (model[0], expected))
-    return all(map(torch.equal, found.unbind(), expected.unbind()))
+    results = [each(jagged) for each in (expected, model[0])]
+    if isinstance(layer, nn.Embedding):
+        results += look_up((model[0], jagged))
+    expected, *found = (each.unbind() for each in results)
+    return [all(map(torch.equal, each, expected)) for each in found]
 
 
 @pytest.mark.parametrize(
     "make", [hotrow.Embedding, hotrow.EmbeddingBag, nn.Embedding, nn.EmbeddingBag]
 )
 def test_jagged_ids_get_rows_of_all_ranks(make):
-    assert rank_processes(2).run(look_up_jagged_ids, 2, make) == [True, True]
+    for found in rank_processes(2).run(look_up_jagged_ids, 2, make):
+        assert found == [True] * (2 if issubclass(make, nn.Embedding) else 1)
 
 
 def weigh_jagged_ids(count, distribute, layout):

@@ -322,16 +322,16 @@ class Store:
         self._check_owner()
         with PostponedSignals():
             rest_data = serialize_rest(rest)  # this may read tables
-        with ExclusiveAccess():
-            self._check_owner()
-            self._check_mapping()
-            optimizer = self.table.last_optimizer
-            if isinstance(optimizer, RowOptimizer):
-                optimizer.prepare_save(self.table)
-            self._reopen_lag()
-            with self._access.exclusive(self.table):
-                self._save(rest_data)
-                self.rest = rest
+            with ExclusiveAccess():
+                self._check_owner()
+                self._check_mapping()
+                optimizer = self.table.last_optimizer
+                if isinstance(optimizer, RowOptimizer):
+                    optimizer.prepare_save(self.table)
+                self._reopen_lag()
+                with self._access.exclusive(self.table):
+                    self._save(rest_data)
+                    self.rest = rest
 
     def _reopen_lag(self) -> None:
         """Create the lag again if it is closed, for example by an assignment to `weight.data`.

@@ -22,6 +22,7 @@ from hotrow.distributed.tables import (
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.table.functional import check_options
+from hotrow.table.jagged import restore_parts, values_of
 from hotrow.table.parameter import Table
 
 _M = TypeVar("_M", bound=nn.Module)
@@ -158,7 +159,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
 
     Args:
         pairs: (layer, ids) pairs. The layers' tables must be sharded over the same mesh. The ids
-            are int64 or int32 tensors of any shape, with values from 0 to V - 1.
+            are int64 or int32 tensors of any shape or jagged, with values from 0 to V - 1.
 
     Returns:
         `layer(ids)` for each pair, of shape `(*ids.shape, D)`.
@@ -198,7 +199,13 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
             )
         check_options(table, layer.padding_idx, layer.max_norm, layer.scale_grad_by_freq)
     requests = [
-        LookUpRequest(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
+        LookUpRequest(
+            layer.weight,  # type: ignore[arg-type]
+            values_of(ids),
+            layer.padding_idx,
+            layer.max_norm,
+            layer.norm_type,
+        )
         for layer, ids in pairs
     ]
     if len({request.shards.mesh for request in requests}) > 1:
@@ -206,7 +213,10 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
             "the tables are sharded over different meshes", fix="call look_up once per mesh"
         )
     results = fetch(requests) if requests else []
-    return [F.embedding(inverse, rows) for _, inverse, rows in results]
+    return [
+        restore_parts(F.embedding(inverse, rows), ids)
+        for (_, ids), (_, inverse, rows) in zip(pairs, results, strict=True)
+    ]
 
 
 def _save_hook(

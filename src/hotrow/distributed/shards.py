@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from hotrow.distributed.ranks import AllToAll, Ranks, do_replicas_wait
 from hotrow.distributed.tables import MapGradient, check_ddp
 from hotrow.errors import HotrowError
-from hotrow.ids import check_ids, normalize_padding
+from hotrow.ids import check_device, check_ids, normalize_padding
 from hotrow.table.autograd import stored_values
 from hotrow.table.functional import local_embedding
 from hotrow.table.gradient import RowGradient
@@ -257,6 +257,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     try:
         for i, request in enumerate(requests):
             ids = check_ids(request.ids, request.shards.rows, "input", refused_encoding="")
+            check_device(ids, request.table.device)
             rows, inverse = torch.unique(ids.long(), return_inverse=True)
             distinct_ids.append((rows, inverse))
             owners = rows // request.shards.rows_per_rank

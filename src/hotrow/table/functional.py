@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hotrow.errors import HotrowError
-from hotrow.ids import check_bag, normalize_padding
+from hotrow.ids import check_bag, check_dtype, normalize_padding
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.tracing import may_trace, never_trace
@@ -203,6 +203,7 @@ def _embedding_bag(
         )
     if weight.spans_processes:  # torch's own checks would raise an error only in this process
         try:
+            check_dtype(input, "input")
             offsets = check_bag(
                 input.shape,
                 offsets,

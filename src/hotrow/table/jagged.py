@@ -36,7 +36,22 @@ def _call_tables_first(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
 
 
 def _embedding(ids: Any, table: Table, *args: Any, **options: Any) -> Tensor:
-    rows = F.embedding(ids.values(), table, *args, **options)
+    return restore_parts(F.embedding(values_of(ids), table, *args, **options), ids)
+
+
+def values_of(ids: Any) -> Any:
+    """Return the ids of all parts of jagged ids in one tensor, and other ids unchanged."""
+    return ids.values() if _is_jagged(ids) else ids
+
+
+def _is_jagged(ids: Any) -> bool:
+    return isinstance(ids, NestedTensor)
+
+
+def restore_parts(rows: Tensor, ids: Any) -> Tensor:
+    """Divide the rows at `values_of(ids)` into the parts of the ids, if these are jagged."""
+    if not _is_jagged(ids):
+        return rows
     result = torch.nested.nested_tensor_from_jagged(
         rows, ids.offsets(), ids.lengths(), jagged_dim=ids._ragged_idx
     )

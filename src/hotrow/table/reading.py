@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.ids import ID_DTYPES, check_dtype, check_range, is_readable, plain_ids, raise_bad_id
+from hotrow.ids import (
+    ID_DTYPES,
+    check_device,
+    check_dtype,
+    check_range,
+    is_readable,
+    plain_ids,
+    raise_bad_id,
+)
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
@@ -46,6 +54,7 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
     failure: Exception | None = None
     try:
         check_range(input, rows, "input")
+        check_device(input, table.device)
     except Exception as error:  # also torch's errors, for which the replicas would wait
         failure = error
     try:
@@ -118,11 +127,7 @@ def _gpu_reader(
 ) -> tuple[Callable[[], Tensor], DistinctIds]:
     """Return what `row_reader` returns, without waiting for the GPU."""
     check_dtype(ids, "input")
-    if ids.device != table.device:
-        raise HotrowError(
-            f"input is on {ids.device}, but the table is on {table.device}",
-            fix=f"use input.to({str(table.device)!r})",
-        )
+    check_device(ids, table.device)
     raise_earlier_error(table.device)
     batch = DeviceIds.unchecked(ids, row_count)
 

@@ -96,7 +96,8 @@ def _check_change(
     try:
         if change.new_count < 1:
             raise HotrowError(
-                f"rows is {change.new_count}, but a vocabulary needs at least one row"
+                f"rows is {change.new_count}, but a vocabulary needs at least one row",
+                fix="to load a vocabulary without rows, use layers without rows",
             )
         check_owner(optimizer, weight)
         _check_shards(weight)
