@@ -157,7 +157,8 @@ def row_kernel(
                     prefetch_item(row_steps, rows[i + PREFETCH_DISTANCE])
                     prefetch_row(table, rows[i + PREFETCH_DISTANCE], is_transposed)
                     prefetch_rows(slots, rows[i + PREFETCH_DISTANCE], is_transposed)
-                t = int(row_steps[rows[i]])  # with int32, numba would compile the calls below twice
+                # With int32, numba would compile the calls below twice.
+                t = np.int64(row_steps[rows[i]])
                 in_scratch = task == LOOK_UP and t < end_step
                 w, state = (
                     load_row(table, rows[i], w_scratch, in_scratch, is_transposed),

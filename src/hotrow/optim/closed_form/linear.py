@@ -72,7 +72,7 @@ def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> A
                     elif abs(total) < MIN_SHRINK and block[a, a] != 0 and product[a, a] != 0:
                         total = math.copysign(MIN_SHRINK, total)
                 work[a, b] = total
-        product[:, :] = work
+        product, work = work, product
     is_finite = True
     for a in range(n):
         for b in range(n):
