@@ -986,6 +986,47 @@ def test_a_hook_may_change_the_gradient_of_lookups(method, is_early):
     assert [norms for _, norms in found] == [[28], [28]]  # of two columns of all rows
 
 
+HOOKS = {
+    "the same": lambda gradient: gradient * 2,
+    "other rows": lambda gradient: gradient * (1 + dist.get_rank()),
+    "other values of all rows": lambda gradient: gradient.as_dense() + dist.get_rank(),
+    "a dense copy on one rank": lambda gradient: gradient.as_dense(),
+    "a change on one rank": lambda gradient: gradient * 2,
+}
+
+
+def step_with_hooks(kind, name):
+    """Step a replicated table; return the error, and whether the weight has changed."""
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    replicate(layer, mesh_of_all(2))
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1)
+    if dist.get_rank() or "on one rank" not in name:
+        if kind == "tensor":
+            layer.weight.register_hook(HOOKS[name])
+        else:
+            layer.weight.register_post_accumulate_grad_hook(
+                lambda table: setattr(table, "grad", HOOKS[name](table.grad))
+            )
+    before = layer.weight.detach().clone()
+    layer(torch.tensor([0, 5])).sum().backward()
+    error = error_text(optimizer.step)
+    return error, not torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "post-accumulate"])
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_step_compares_gradients_that_hooks_may_have_changed(name, kind):
+    is_equal = name in ("the same", "a dense copy on one rank")
+    for error, has_changed in rank_processes(2).run(step_with_hooks, kind, name):
+        assert has_changed == is_equal
+        if is_equal:
+            assert error is None
+        else:
+            assert error is not None
+            assert "the gradients of weight on rank 0 and rank 1 differ" in error
+
+
 # --- Optimizers that exchange parameters ---------------------------------------------------------
 
 
@@ -1139,6 +1180,42 @@ def test_replicating_shards_with_different_rows_raises():
         assert error is not None
         assert "rank 0 has 0.weight" in error
         assert "sharded (rows 4 to 6)" in error
+
+
+class Shifted(torch.Tensor):
+    """Ids that select the rows after them."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (nn.functional.embedding, nn.functional.embedding_bag):
+            args = ((args[0].as_subclass(torch.Tensor) + 1) % 7, *args[1:])
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def look_up_shifted_ids(method, name):
+    """Look up ids of a class on rank 1, then plain ids on all ranks."""
+    make = nn.EmbeddingBag if name == "bag" else nn.Embedding
+    layer = distribute(hotrow.convert(make(7, 3), min_entries=0), method, 2)
+    assert isinstance(layer.weight, Table)
+    ids = torch.tensor([[1, 2]])
+    mine = ids.as_subclass(Shifted) if dist.get_rank() else ids
+    use = {"look_up": lambda ids: look_up((layer, ids))[0]}.get(name, layer)
+    error = error_text(use, mine)
+    use(ids).sum().backward()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        *itertools.product(["shard", "replicate"], ["embedding", "bag"]),
+        ("shard", "look_up"),
+    ],
+)
+def test_ids_of_a_class_that_may_replace_lookups_raise_on_all_ranks(method, name):
+    for error in rank_processes(2).run(look_up_shifted_ids, method, name):
+        assert error is not None
+        assert "cannot be looked up with a Shifted" in error
 
 
 def look_up_jagged_ids(count, make):

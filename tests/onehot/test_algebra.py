@@ -679,7 +679,7 @@ def test_losses_have_the_strides_of_torch(run, permuted):
     "dtype",
     grid(
         [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32],
-        (torch.bfloat16, torch.int64).__contains__,
+        lambda dtype: dtype == torch.bfloat16,
     ),
     ids=str,
 )
@@ -689,7 +689,9 @@ def test_each_dtype_matches_torch(run, dtype):
     assert_alike(outcome(run, ours, Leaves(dtype)), outcome(run, dense, Leaves(dtype)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", grid([torch.float32, torch.int64], lambda dtype: dtype == torch.float32), ids=str
+)
 @expressions(EXACT)
 def test_mixed_dtypes_match_torch(run, dtype):
     dense, ours = twins(dtype)

@@ -669,7 +669,7 @@ def _leaf_gradients(encode, view, uses, request_gradient, is_late):
     return (*seen, leaf.grad, *([x.grad] if request_gradient == "retain_grad" else []))
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["before", "between"])
+@pytest.mark.parametrize("is_late", grid([False, True], bool), ids=["before", "between"])
 @pytest.mark.parametrize("request_gradient", ["hook", "retain_grad", "grad"])
 @pytest.mark.parametrize(
     ("first_use", "second_use"),

@@ -11,6 +11,7 @@ from torch import nn
 
 import hotrow
 from hotrow.table.parameter import Table
+from tests.support.exhaustive import grid
 from tests.support.tolerance import assert_same_bits
 
 OPTIONS = {
@@ -21,6 +22,8 @@ OPTIONS = {
     "Rprop": {"lr": 0.01},
     "Adagrad": {"lr": 0.1, "lr_decay": 0.1},
 }
+# No other test needs the kernel of Rprop in float64, which takes seconds to compile.
+optimizers = pytest.mark.parametrize("name", grid(OPTIONS, lambda name: name != "Rprop"))
 SIZES = (40, 3), (300, 16), (70, 5), (5000, 3)
 
 
@@ -105,7 +108,7 @@ def assert_same_training(model, state, other, other_state):
             assert torch.equal(torch.as_tensor(state[one][key]), other_state[two][key]), key
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@optimizers
 def test_tables_train_together_as_they_do_alone(name):
     every = {0, 1, 2, 3, 4}
     model, optimizer = make(name)
@@ -119,7 +122,7 @@ def test_tables_train_together_as_they_do_alone(name):
     assert_same_training(model, optimizer.state, *alone(name, batches(30, every)))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@optimizers
 def test_a_table_without_a_gradient_takes_no_step(name):
     model, optimizer = make(name)
     train(model, optimizer, batches(30))

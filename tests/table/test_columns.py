@@ -569,7 +569,9 @@ def test_training_continues_from_a_changed_parameter(name):
         assert_no_worse(columns, dense, truth)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", grid([torch.float32, torch.bfloat16], lambda dtype: dtype == torch.float32)
+)
 def test_training_by_columns_never_moves_the_weight(dtype):
     layers = plain(dtype)
     weight = layers[0].weight

@@ -22,6 +22,7 @@ from hotrow.ids import check_device, check_ids, normalize_padding
 from hotrow.table.autograd import stored_values
 from hotrow.table.functional import local_embedding
 from hotrow.table.gradient import RowGradient
+from hotrow.table.overrides import find_override, has_default_method, replaced_lookup
 from hotrow.table.parameter import Table, needs_gradient
 from hotrow.table.row_change import RowChange
 from hotrow.table.stack import is_called_by
@@ -258,6 +259,9 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
         for i, request in enumerate(requests):
             ids = check_ids(request.ids, request.shards.rows, "input", refused_encoding="")
             check_device(ids, request.table.device)
+            override = find_override([type(ids)])
+            if override is not None and not has_default_method(override):
+                raise replaced_lookup(override)
             rows, inverse = torch.unique(ids.long(), return_inverse=True)
             distinct_ids.append((rows, inverse))
             owners = rows // request.shards.rows_per_rank

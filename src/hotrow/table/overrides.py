@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hotrow.errors import HotrowError
+
 
 def find_override(types: Iterable[type]) -> Any:
     """Return the first class with such a method that is not torch's or hotrow's, or None."""
@@ -21,6 +23,15 @@ def find_override(types: Iterable[type]) -> Any:
 def has_default_method(cls: Any) -> bool:
     """Return whether the class's method is that of `Tensor`, which only converts the results."""
     return cls.__torch_function__.__func__ is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def replaced_lookup(cls: type) -> HotrowError:
+    """Return the error for a distributed lookup that the class's method may replace."""
+    return HotrowError(
+        f"a sharded or replicated table cannot be looked up with a {cls.__qualname__}, whose "
+        "__torch_function__ may replace the lookup",
+        fix="convert it with as_subclass(torch.Tensor)",
+    )
 
 
 def to_class(result: Tensor, cls: Any) -> Tensor:

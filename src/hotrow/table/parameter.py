@@ -38,7 +38,12 @@ from hotrow.table.autograd import (
 from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
-from hotrow.table.overrides import find_override, has_default_method, to_class
+from hotrow.table.overrides import (
+    find_override,
+    has_default_method,
+    replaced_lookup,
+    to_class,
+)
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 from hotrow.table.row_change import trim_storage, untrimmed
 from hotrow.table.stack import is_called_by, location_of
@@ -202,6 +207,13 @@ class Table(nn.Parameter):
         """Whether no code has written to this replica since all replicas were equal."""
         return self.equal_version is not None and self.equal_version == self._version
 
+    @property
+    def has_gradient_hooks(self) -> bool:
+        """Whether other code has registered hooks, which may change the gradient."""
+        own = _refuse_gradient_of_one_rank, _mark_gradient
+        hooks: tuple[Any, ...] = self._backward_hooks, self._post_accumulate_grad_hooks
+        return any(hook not in own for each in hooks for hook in (each or {}).values())
+
     def to_global(self, value: Tensor) -> Tensor:
         """If this table is sharded, convert a `value` of the table's shape to a DTensor."""
         has_shape = self.shards is not None and value.shape == self.shape
@@ -265,8 +277,10 @@ class Table(nn.Parameter):
             if can_look_up_rows(weight, False):
                 if len(types) == 1 or (override := find_override(types)) is None:
                     return lookup(*args, **kwargs)
-                if has_default_method(override) or weight.spans_processes:
+                if has_default_method(override):
                     return to_class(lookup(*args, **kwargs), override)
+                if weight.spans_processes:
+                    raise_on_all_ranks(weight, replaced_lookup(override))
         tables = list(find_instances((args, kwargs), Table))
         for table in tables:
             table.settle()
