@@ -11,8 +11,9 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
     tests/onehot/test_rules.py tests/conversion/test_convert.py tests/verify/test_agreement.py \
     tests/verify/test_check.py tests/verify/test_reference.py tests/figures/test_gradient.py
 
-# Run one test process per core. Each process uses one thread unless a test sets more.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+# Run one test process per core. Each process uses one thread unless a test sets more. Bytecode is
+# cached, because many tests start further processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 FIND_CHROMIUM := scripts/find-program.sh chromium-headless-shell chromium-headless-shell chromium \
     chromium-browser google-chrome
 

@@ -180,6 +180,7 @@ def test_a_root_user_may_not_replace_the_files_of_all_users(open_folder, command
     assert read_values(path)["rest"] == "by the child"
 
 
+@exhaustive
 @is_root
 def test_a_save_keeps_the_permissions_if_it_cannot_keep_the_owner(open_folder):
     path = open_folder / "t"

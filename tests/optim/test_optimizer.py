@@ -167,22 +167,25 @@ def test_every_row_matches_dense_training_in_float64(name, options):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
-        ("Adam", {"weight_decay": 0.1}),
-        ("AdamW", {"weight_decay": 0.1}),
-        ("AdamW", {"weight_decay": torch.tensor(0.1)}),
-        ("AdamW", {"lr": torch.tensor([0.01]), "weight_decay": 0.1}),
-        ("AdamW", {"betas": (torch.tensor(0.9), torch.tensor(0.99))}),
-        ("Adamax", {}),
-        ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
-        ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
-        ("Adagrad", {"lr_decay": 0.1}),
-        ("Adadelta", {}),
-        ("RMSprop", {}),
-        ("ASGD", {"t0": 10.0, "lambd": 0.01}),
-        ("Rprop", {}),
-    ],
+    grid(
+        [
+            ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+            ("Adam", {"weight_decay": 0.1}),
+            ("AdamW", {"weight_decay": 0.1}),
+            ("AdamW", {"weight_decay": torch.tensor(0.1)}),
+            ("AdamW", {"lr": torch.tensor([0.01]), "weight_decay": 0.1}),
+            ("AdamW", {"betas": (torch.tensor(0.9), torch.tensor(0.99))}),
+            ("Adamax", {}),
+            ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+            ("RAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+            ("Adagrad", {"lr_decay": 0.1}),
+            ("Adadelta", {}),
+            ("RMSprop", {}),
+            ("ASGD", {"t0": 10.0, "lambd": 0.01}),
+            ("Rprop", {}),
+        ],
+        lambda name, options: name in ("SGD", "AdamW", "NAdam"),
+    ),
     ids=str,
 )
 def test_a_learning_rate_in_a_tensor_has_torchs_rounding(name, options, monkeypatch):
