@@ -472,9 +472,11 @@ def refused(count):
     twice = distribute(converted_model(), "replicate", count)
     frozen = hotrow.convert(nn.Embedding(5, 2))
     vocabulary.freeze(frozen, [dist.get_rank()])
+    empty = hotrow.convert(nn.Embedding(5, 2, device="meta"))
     return [
         error_text(replicate, frozen, mesh_of_all(count)),
         error_text(replicate, short, mesh_of_all(count)),
+        error_text(replicate, empty, mesh_of_all(count)),
         error_text(replicate, twice, mesh_of_all(count)),
         error_text(lambda: twice.load_state_dict(twice.state_dict(), assign=True)),
         error_text(lambda: nn.functional.linear(torch.ones(1, 6), twice.user.weight)),
@@ -486,6 +488,7 @@ def test_unsupported_models_raise_on_every_rank():
     texts = [
         "rank 0 has weight of Embedding(5, 2) in torch.float32, 1 frozen rows (ids ",
         "the layer of 0.weight has max_norm, which replicate does not support",
+        "weight is on the meta device",
         "user.weight is already replicated",
         "load_state_dict(assign=True) would replace the table user.weight",
         "linear with a sharded or replicated table as an argument cannot be differentiated",

@@ -1182,6 +1182,24 @@ def test_replicating_shards_with_different_rows_raises():
         assert "sharded (rows 4 to 6)" in error
 
 
+def look_up_in_a_copy(method):
+    """Look up ids in a model on rank 0, and in its deep copy on rank 1."""
+    layer = distribute(hotrow.convert(nn.Embedding(7, 3), min_entries=0), method, 2)
+    assert isinstance(layer.weight, Table)
+    copied, ids = copy.deepcopy(layer), torch.tensor([1, 6])
+    error = error_text(copied if dist.get_rank() else layer, ids)
+    copied(ids).sum().backward()
+    return error
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_ranks_cannot_mix_up_a_table_and_its_copy(method):
+    for error in rank_processes(2).run(look_up_in_a_copy, method):
+        assert error is not None
+        assert "the ranks run different operations" in error
+        assert "look up ids in a copy of weight" in error
+
+
 class Shifted(torch.Tensor):
     """Ids that select the rows after them."""
 
@@ -2005,7 +2023,12 @@ def test_the_same_keys_from_different_batches_are_accepted(method, batches_of_ra
 @pytest.mark.parametrize("method", ["shard", "replicate"])
 @pytest.mark.parametrize(
     ("batches_of_ranks", "new_keys"),
-    [([[["a", "b"]], [["b", "a"]]], ["d", "e", "f"]), ([[[1, 2]], [[1, 3]]], [4, 5, 6])],
+    [
+        ([[["a", "b"]], [["b", "a"]]], ["d", "e", "f"]),
+        ([[["plumless", "b"]], [["buckeroo", "b"]]], ["d", "e", "f"]),  # with the same CRC-32
+        ([[["a", "bc"]], [["ab", "c"]]], ["d", "e", "f"]),
+        ([[[1, 2]], [[1, 3]]], [4, 5, 6]),
+    ],
 )
 def test_different_earlier_keys_raise_on_every_rank(method, batches_of_ranks, new_keys):
     arguments = admit_to_earlier_vocabularies, method, 2, batches_of_ranks, new_keys

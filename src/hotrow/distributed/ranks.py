@@ -11,8 +11,8 @@ With W ranks, each rank sends a 16-byte header to each of the W - 1 other ranks.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -130,7 +130,7 @@ class Ranks:
                 passed `failure`.
             Exception: `failure`, if this rank passed it.
         """
-        code = FAILED if failure is not None else zlib.crc32((operation + details).encode())
+        code = FAILED if failure is not None else hash_text(operation + details)
         header = torch.tensor([[code, count] for count in counts], device=self.device)
         received = torch.empty_like(header)
         dist.all_to_all_single(received, header, group=self.group)
@@ -289,6 +289,11 @@ class AllToAll(torch.autograd.Function):
                 for gradient, used in zip(row_gradients, used_by_rank.any(0).tolist(), strict=True)
             ),
         )
+
+
+def hash_text(text: str) -> int:
+    """Return a 56-bit hash of a text, the same on all ranks."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
 
 
 def do_replicas_wait(error: Exception) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,11 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hotrow.distributed.ranks import STEP, Ranks, as_bytes
+from hotrow.distributed.ranks import STEP, Ranks, as_bytes, hash_text
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
     check_ddp,
+    copy_name,
     exclude_tables_from_ddp,
     refuse_assignment,
     shared_table,
@@ -126,6 +126,11 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
 
 def _find_problem(name: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+    if shared_table(modules).is_meta:
+        return HotrowError(
+            f"{name} is on the meta device, so it has no values that replicate could copy",
+            fix="initialize the model before hotrow.convert, or use hotrow.distributed.shard",
+        )
     if any(module.max_norm is not None for module in modules):
         return HotrowError(
             f"the layer of {name} has max_norm, which replicate does not support: each rank "
@@ -151,7 +156,7 @@ class _Replicas:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Replicas:
         """Return the replicas of a copy of the table."""
-        return replace(self, calls=(*self.calls, next(_calls)))
+        return replace(self, name=copy_name(self.name), calls=(*self.calls, next(_calls)))
 
     @property
     def sort_key(self) -> tuple[str, tuple[int, ...]]:
@@ -240,7 +245,7 @@ class _Replicas:
         options = {"table": self.name, **options, "loaded state": state}
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
-        checksum = zlib.crc32(repr(options).encode())
+        checksum = hash_text(repr(options))
         has_hooks = int(table.has_gradient_hooks)
         value = (checksum << 5) | (has_hooks << 4) | (settled << 2) | int(kind)
         with _on_all_shards(table, STEP):

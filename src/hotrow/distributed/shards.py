@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hotrow.distributed.ranks import AllToAll, Ranks, do_replicas_wait
-from hotrow.distributed.tables import MapGradient, check_ddp
+from hotrow.distributed.tables import MapGradient, check_ddp, copy_name
 from hotrow.errors import HotrowError
 from hotrow.ids import check_device, check_ids, normalize_padding
 from hotrow.table.autograd import stored_values
@@ -36,6 +36,10 @@ class Shards:
     ranks: Ranks
     mesh: DeviceMesh
     rows: int  # V
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shards:
+        """Return the shards of a copy of the table."""
+        return replace(self, name=copy_name(self.name))
 
     @property
     def rows_per_rank(self) -> int:

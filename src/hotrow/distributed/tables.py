@@ -78,6 +78,11 @@ def _find_tables(model: nn.Module, operation: str) -> TableModules:
     return dict(tables.values())
 
 
+def copy_name(name: str) -> str:
+    """Return the name of a deep copy of a table, so that ranks can't mix up the two tables."""
+    return f"a copy of {name}"
+
+
 def shared_table(modules: list[nn.Embedding | nn.EmbeddingBag]) -> Table:
     """Return the table that the modules share."""
     table: Tensor = modules[0].weight

@@ -244,7 +244,7 @@ class Table(nn.Parameter):
         copy = nn.Parameter(self.raw_data.clone(), self.requires_grad)
         memo[id(self)] = copy
         table = Table.adopt(copy, self.columns)
-        table.distribute(self.shards, deepcopy(self.replicas))
+        table.distribute(deepcopy(self.shards), deepcopy(self.replicas))
         table.frozen = self.frozen
         return table
 

@@ -456,8 +456,8 @@ class Vocabulary:
         if keys is self._keys and self._key_hash is not None:
             result = self._key_hash.copy()
         else:
-            result = hashlib.sha256(keys.hash(self._as_keys(keys.to_list())).tobytes())
-        result.update(keys.hash(self._as_keys(new)).tobytes())
+            result = hashlib.sha256(keys.to_bytes(self._as_keys(keys.to_list())))
+        result.update(keys.to_bytes(self._as_keys(new)))
         return result
 
     def __getstate__(self) -> dict[str, Any]:

@@ -36,6 +36,9 @@ class KeyMap(Protocol):
     def hash(self, keys: Any) -> Rows:
         """Return a non-negative number for each key, the same on every machine."""
 
+    def to_bytes(self, keys: Any) -> bytes:
+        """Return the keys as bytes, which differ between any two sequences of keys."""
+
     def to_list(self) -> list[Any]:
         """Return the keys in the order of their rows."""
 
@@ -83,6 +86,11 @@ class TextKeys:
         """See `KeyMap`."""
         codes = (zlib.crc32(key.encode("utf-8", "surrogatepass")) for key in keys)
         return np.fromiter(codes, np.int64, len(keys))
+
+    def to_bytes(self, keys: list[str]) -> bytes:
+        """See `KeyMap`."""
+        codes = (key.encode("utf-8", "surrogatepass") for key in keys)
+        return b"".join(len(code).to_bytes(8, "little") + code for code in codes)
 
     def to_list(self) -> list[str]:
         """See `KeyMap`."""
@@ -142,6 +150,10 @@ class IntegerKeys:
         """See `KeyMap`."""
         mixed = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps around
         return (mixed >> np.uint64(33)).astype(np.int64)
+
+    def to_bytes(self, keys: Rows) -> bytes:
+        """See `KeyMap`."""
+        return keys.astype("<i8").tobytes()
 
     def to_list(self) -> list[int]:
         """See `KeyMap`."""
