@@ -1016,7 +1016,7 @@ def step_with_hooks(kind, name):
 
 @pytest.mark.parametrize("kind", ["tensor", "post-accumulate"])
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_step_compares_gradients_that_hooks_may_have_changed(name, kind):
+def test_a_step_compares_the_gradients_of_all_copies(name, kind):
     is_equal = name in ("the same", "a dense copy on one rank")
     for error, has_changed in rank_processes(2).run(step_with_hooks, kind, name):
         assert has_changed == is_equal
@@ -1025,6 +1025,25 @@ def test_a_step_compares_gradients_that_hooks_may_have_changed(name, kind):
         else:
             assert error is not None
             assert "the gradients of weight on rank 0 and rank 1 differ" in error
+
+
+def clip_in_no_sync(count):
+    """Clip gradients after a backward pass in `no_sync`, where the ranks have different norms."""
+    model = hotrow.convert(nn.Sequential(nn.Embedding(6, 2), nn.Linear(2, 1)), min_entries=0)
+    wrapped = DistributedDataParallel(replicate(model, mesh_of_all(count)))
+    assert isinstance(model[0].weight, Table)
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
+    for context in (wrapped.no_sync(), contextlib.nullcontext()):
+        with context:
+            wrapped(torch.tensor([1, 2 + dist.get_rank()])).square().sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    return error_text(optimizer.step)
+
+
+def test_a_step_after_clipping_in_no_sync_raises():
+    for error in rank_processes(2).run(clip_in_no_sync, 2):
+        assert error is not None
+        assert "the gradients of 0.weight on rank 0 and rank 1 differ" in error
 
 
 # --- Optimizers that exchange parameters ---------------------------------------------------------

@@ -33,6 +33,7 @@ from hotrow.distributed.tables import (
     table_in_files,
 )
 from hotrow.errors import HotrowError, mark_on_all_ranks
+from hotrow.table.autograd import stored_values
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table, needs_gradient
 from hotrow.table.protocols import StepKind
@@ -41,17 +42,6 @@ _M = TypeVar("_M", bound=nn.Module)
 
 _calls = itertools.count()  # numbers the calls of `replicate`, and the deep copies of tables
 HASHED_VALUES = 1 << 20  # the number of values that are hashed at a time
-
-# The most likely causes of different values on the ranks, and what to do.
-_SAME_COPIES = (
-    "for example because only one rank loaded a checkpoint, or each rank initialized the weight "
-    "with another seed",
-    "load the same values on every rank, or call replicate after that",
-)
-_SAME_HOOKS = (
-    "for example because a hook of the weight adds noise, or is registered on one rank only",
-    "return the same gradient on every rank: hooks of a table get the average over all ranks",
-)
 
 
 def replicate(model: _M, mesh: DeviceMesh) -> _M:
@@ -69,8 +59,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     example for a checkpoint, the other ranks settle theirs before the next step. If other code
     writes to a copy, for example with `load_state_dict`, it must write the same values on every
     rank. The next lookup for training compares the copies, and raises an error if they differ. A
-    step raises an error if the optimizer's options or the states that it has loaded differ, or if
-    hooks of the weight, which get the average, return different gradients. See
+    step raises an error if the optimizer's options, the states that it has loaded, or the gradients
+    differ, for example because a hook of the weight adds noise to the average. See
     docs/scale.md for writes that aren't noticed.
 
     Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
@@ -94,8 +84,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends another header for
     each table. If the tables are also sharded, each lookup and step sends another header to the
     ranks with other rows. After other code has written to a table, the next lookup for training
-    hashes the table. After `optimizer.load_state_dict`, the next step hashes the table's state. If
-    the weight has hooks, each step hashes its gradient.
+    hashes the table. After `optimizer.load_state_dict`, the next step hashes the table's state.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -199,20 +188,24 @@ class _Replicas:
         check_ddp(table, self.name)
         was_written = int(not table.has_equal_replicas)
         if any(self.ranks.agree(self._look_up_operation, was_written, failure)):
-            self._compare("copies", _hash_copy(table), *_SAME_COPIES)
-            table.equal_version = table._version
+            self._compare_copies(table)
 
-    def _compare(self, values: str, own_hash: bytes, cause: str, fix: str) -> None:
-        """Raise an error on every rank unless all ranks have the same hash of these values."""
-        hashes = self.ranks.all_gather(f"compare the {values} of {self.name}", own_hash)
+    def _compare_copies(self, table: Table) -> None:
+        """Raise an error on every rank unless all copies are equal."""
+        operation = f"compare the copies of {self.name}"
+        hashes = self.ranks.all_gather(operation, _hash_copy(table))
         for rank, each in enumerate(hashes):
-            if each != hashes[0]:
-                error = HotrowError(
-                    f"the {values} of {self.name} on rank 0 and rank {rank} differ, {cause}",
-                    fix=fix,
-                )
-                mark_on_all_ranks(error)
-                raise error
+            if each == hashes[0]:
+                continue
+            error = HotrowError(
+                f"the copies of {self.name} on rank 0 and rank {rank} differ, for "
+                "example because only one rank loaded a checkpoint, or each rank initialized the "
+                "weight with another seed",
+                fix="load the same values on every rank, or call replicate after that",
+            )
+            mark_on_all_ranks(error)
+            raise error
+        table.equal_version = table._version
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
         """Raise a lookup's error; if the lookup needs a gradient, raise it on every rank."""
@@ -243,36 +236,44 @@ class _Replicas:
         """
         state = "none" if loaded is None else _hash_values(loaded).hex()
         options = {"table": self.name, **options, "loaded state": state}
+        if self.ranks.count > 1 and table.grad is not None:
+            options["gradient"] = f"{_sum_bits(table.grad):x}"
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = hash_text(repr(options))
-        has_hooks = int(table.has_gradient_hooks)
-        value = (checksum << 5) | (has_hooks << 4) | (settled << 2) | int(kind)
+        value = (checksum << 4) | (settled << 2) | int(kind)
         with _on_all_shards(table, STEP):
             received = self.ranks.agree(STEP, value)
-            if any(each >> 5 != value >> 5 for each in received):
+            if any(each >> 4 != value >> 4 for each in received):
                 self._raise_different_options(options)
-            highest_kind = StepKind(max(each & 3 for each in received))
-            if any((each >> 4) & 1 for each in received):
-                self._compare("gradients", _hash_gradient(table, highest_kind), *_SAME_HOOKS)
         most_settled = max((each >> 2) & 3 for each in received)
+        highest_kind = max(each & 3 for each in received)
         if table.lag is not None and most_settled == 2:
             table.close_lag()
         elif most_settled:
             table.settle()
-        return highest_kind
+        return StepKind(highest_kind)
 
     def _raise_different_options(self, options: Mapping[str, str]) -> NoReturn:
         """Raise an error that names the first option that differs between the ranks."""
         first, *others = self.ranks.all_gather(STEP, options)
         rank, other = next((i, each) for i, each in enumerate(others, 1) if each != first)
         name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
-        error = HotrowError(
-            f"rank 0 steps the replicated table {first['table']} with "
-            f"{name}={first.get(name)}, but rank {rank} with {name}={other.get(name)}",
-            fix="use the same optimizer with the same options and loaded state on every rank, and "
-            "step the tables in the same order",
-        )
+        if name == "gradient":
+            error = HotrowError(
+                f"the gradients of {self.name} on rank 0 and rank {rank} differ, for example "
+                "because a hook adds noise, or code clips gradients after a backward pass in "
+                "no_sync",
+                fix="change the gradient in the same way on every rank: it is the average over all "
+                "ranks",
+            )
+        else:
+            error = HotrowError(
+                f"rank 0 steps the replicated table {first['table']} with "
+                f"{name}={first.get(name)}, but rank {rank} with {name}={other.get(name)}",
+                fix="use the same optimizer with the same options and loaded state on every rank, "
+                "and step the tables in the same order",
+            )
         mark_on_all_ranks(error)
         raise error
 
@@ -294,23 +295,32 @@ def _on_all_shards(table: Table, operation: str) -> Iterator[None]:
         failure = None  # drop the error, whose traceback refers to the table
 
 
-def _hash_gradient(table: Table, kind: StepKind) -> bytes:
-    """Return a hash of the gradient's touched rows, or of all rows for another kind of step."""
-    gradient = table.grad
-    if gradient is None:
-        return b""
+def _sum_bits(gradient: Tensor) -> int:
+    """Return the sum of a gradient's values as 64-bit integers with the same bits.
+
+    Rows of zeros don't change the sum, so a row gradient and its dense copy have the same sum.
+    """
     if isinstance(gradient, RowGradient):
-        if kind == StepKind.TOUCHED_ROWS:
-            ids, rows = gradient.merge().row_storage.drop_empty().touched_rows()
-            return _hash_values({"ids": ids, "rows": rows})
-        gradient = gradient.as_dense()
-    return _hash_values({"": gradient + 0.0})  # 0.0 and -0.0 get the same hash
+        gradient = gradient.merge().row_storage.drop_empty().touched_rows()[1]
+    total = 0
+    gradient = stored_values(gradient.to_dense())
+    for block in torch.split(gradient, _rows_per_block(gradient)):
+        bits = (block + 0.0).contiguous().view(_INTEGERS[block.itemsize])  # + 0.0 changes -0.0
+        total += int(bits.sum(dtype=torch.int64))
+    return total % 2**64
 
 
 def _hash_copy(table: Table) -> bytes:
     """Return a hash of the rows."""
     table.settle()
     return _hash_values({"": table.raw_rows})
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _rows_per_block(rows: Tensor) -> int:
+    return max(1, HASHED_VALUES // max(1, rows.shape[1]))
 
 
 def _hash_values(values: Mapping[str, Any]) -> bytes:
@@ -321,7 +331,7 @@ def _hash_values(values: Mapping[str, Any]) -> bytes:
         result.update(name.encode())
         if isinstance(value, Tensor) and value.layout == torch.strided:
             rows = value if value.ndim == 2 else value.reshape(-1, 1)
-            for block in torch.split(rows, max(1, HASHED_VALUES // max(1, rows.shape[1]))):
+            for block in torch.split(rows, _rows_per_block(rows)):
                 result.update(as_bytes(block).cpu().numpy().data)
         else:
             result.update(repr(value).encode())

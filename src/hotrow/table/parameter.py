@@ -207,13 +207,6 @@ class Table(nn.Parameter):
         """Whether no code has written to this replica since all replicas were equal."""
         return self.equal_version is not None and self.equal_version == self._version
 
-    @property
-    def has_gradient_hooks(self) -> bool:
-        """Whether other code has registered hooks, which may change the gradient."""
-        own = _refuse_gradient_of_one_rank, _mark_gradient
-        hooks: tuple[Any, ...] = self._backward_hooks, self._post_accumulate_grad_hooks
-        return any(hook not in own for each in hooks for hook in (each or {}).values())
-
     def to_global(self, value: Tensor) -> Tensor:
         """If this table is sharded, convert a `value` of the table's shape to a DTensor."""
         has_shape = self.shards is not None and value.shape == self.shape
