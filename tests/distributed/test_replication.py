@@ -442,6 +442,45 @@ def test_ddp_goes_on_ignoring_tables_in_copies_and_the_names_of_other_code():
         assert names == [both, both, ["1.bias"], ["1.bias"]]
 
 
+CHANGES_OF_ROWS = {
+    "the sign": torch.neg,
+    "the signs of every other column": lambda rows: torch.cat([-rows[:, ::2], rows[:, 1::2]], 1),
+    "a factor of 2": lambda rows: rows * 2,
+    "the order of the rows": lambda rows: rows.roll(1, 0),
+    "the order of the columns": lambda rows: rows.roll(2, 1),
+    "one value": lambda rows: rows.index_fill(0, torch.tensor([7]), 0.25),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_ROWS.values(), ids=CHANGES_OF_ROWS)
+@pytest.mark.parametrize("columns", [64, 5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_hash_of_a_gradient_notices_every_change(dtype, columns, change):
+    rows = (torch.randint(1, 9, (64, columns)) / 4).to(dtype)
+    changed = change(rows)
+    assert not torch.equal(changed, rows)
+    ids = torch.arange(0, 640, 10)
+    found = [
+        replication._hash_gradient(RowGradient(ids, each, (900, columns)), False)
+        for each in (rows, changed)
+    ]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("columns", [64, 5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_row_gradient_and_its_dense_copy_have_the_same_hash(dtype, columns):
+    rows = torch.randn(8, columns).to(dtype)
+    rows[3] = -0.0
+    gradient = RowGradient(torch.tensor([5, 2, 9, 2, 7, 0, 1, 8]), rows, (900, columns))
+    dense = gradient.as_dense()
+    found = replication._hash_gradient(gradient, False)
+    assert found == replication._hash_gradient(dense, False)
+    assert found == replication._hash_gradient(dense.t().contiguous(), True)
+    assert found == replication._hash_gradient(dense + 0.0, False)  # without -0.0
+    assert found != 0
+
+
 def bad_id(count):
     """Look up an invalid id on one rank in the forward pass, then train on all ranks."""
     rank = dist.get_rank()

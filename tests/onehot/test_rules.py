@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, reject, settings
 
+from hotrow import HotrowError
 from hotrow.onehot.encoding import one_hot
 from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import (
@@ -980,6 +981,16 @@ def test_out_gets_the_result_of_a_lookup(grad, never_materialized):
     rows = torch.empty(5, 4)
     assert torch.matmul(x.T, out, out=rows) is rows
     assert_same_bits(rows, torch.zeros(5, 4).index_add(0, ids, out))
+
+
+def test_a_one_hot_as_out_must_have_the_shape_of_the_result():
+    x, out = one_hot(torch.tensor([1, 3]), 6), one_hot(torch.tensor([0, 1]), 3)
+    assert type(out) is OneHot
+    with (
+        pytest.warns(UserWarning, match="resized"),
+        pytest.raises(HotrowError, match=r"cannot change the shape of a one-hot from \(2, 3\)"),
+    ):
+        torch.mul(x, 2, out=out)
 
 
 def test_out_that_does_not_fit_is_left_to_torch():

@@ -1,8 +1,10 @@
 """Test that a table's state can be moved to another parameter."""
 
 import gc
+import io
 import weakref
 from collections import defaultdict
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from torch import nn
 
 import hotrow
 from hotrow import vocabulary
+from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
+from tests.support.tolerance import assert_same_bits
 
 ROWS, COLUMNS = 6, 2
 
@@ -113,6 +117,29 @@ def test_a_state_can_be_moved_to_a_new_parameter(move, is_kept):
         if is_kept:
             found[-1].append(old.detach())
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_saved_state_is_read_without_the_classes_of_hotrow(is_moved):
+    layer, optimizer = make(hotrow)
+    step(layer, optimizer, 1, 2)
+    assert isinstance(layer.weight, Table)
+    state = optimizer.state[layer.weight]
+    assert type(state) is RowState
+    expected = {name: torch.as_tensor(value).clone() for name, value in state.items()}
+    if is_moved:
+        weight = nn.Parameter(layer.weight.detach().clone())
+        optimizer.state[weight] = optimizer.state.pop(layer.weight)
+        optimizer.param_groups[0]["params"][0] = weight
+        (state,) = optimizer.state_dict()["state"].values()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded.keys() == expected.keys()
+    for name, value in loaded.items():
+        assert_same_bits(torch.as_tensor(value), expected[name])
+    assert type(deepcopy(state)) is dict
 
 
 def test_the_states_of_two_tables_can_be_exchanged():

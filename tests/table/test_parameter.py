@@ -2,6 +2,8 @@
 
 import copy
 import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -494,6 +496,25 @@ def test_copies_and_files_are_settled_and_have_no_lag():
     loaded = torch.load(file, weights_only=True)
     assert type(loaded["0.weight"]) is torch.Tensor
     assert_same_bits(loaded["0.weight"], model[0].weight.data)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda weight: pickle.loads(pickle.dumps(weight)),
+        copy.copy,
+        lambda weight: ForkingPickler.loads(ForkingPickler.dumps(weight)),
+    ],
+    ids=["pickle", "copy", "sharing"],
+)
+def test_a_copy_has_the_attributes_that_other_code_has_set(copied):
+    model, _ = twins()
+    weight = model[0].weight
+    backward(model, IDS)
+    hotrow.optim.SGD([weight], lr=0.1).step()
+    assert isinstance(weight, Table)
+    weight._no_weight_decay = True
+    assert vars(copied(weight)) == {"_no_weight_decay": True}
 
 
 def test_adopt_keeps_the_object():

@@ -237,7 +237,7 @@ class _Replicas:
         state = "none" if loaded is None else _hash_values(loaded).hex()
         options = {"table": self.name, **options, "loaded state": state}
         if self.ranks.count > 1 and table.grad is not None:
-            options["gradient"] = f"{_sum_bits(table.grad, table.columns):x}"
+            options["gradient"] = f"{_hash_gradient(table.grad, table.columns):x}"
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = hash_text(repr(options))
@@ -295,23 +295,32 @@ def _on_all_shards(table: Table, operation: str) -> Iterator[None]:
         failure = None  # drop the error, whose traceback refers to the table
 
 
-def _sum_bits(gradient: Tensor, columns: bool) -> int:
-    """Return the sum of a gradient's values as 64-bit integers with the same bits.
+def _hash_gradient(gradient: Tensor, columns: bool) -> int:
+    """Return a 64-bit hash of a gradient's rows and their ids, in any order.
 
-    Rows of zeros don't change the sum, so a row gradient and its dense copy have the same sum.
+    The hash of each row depends on its values and its id. A row of zeros has the hash 0, so a row
+    gradient and its dense copy have the same sum.
     """
     if isinstance(gradient, RowGradient):
-        rows = gradient.merge().row_storage.drop_empty().touched_rows()[1]
+        ids, rows = gradient.merge().row_storage.drop_empty().touched_rows()
     else:
         rows = stored_values(gradient.to_dense())
         rows = rows.t() if columns else rows
-    # Sums of int64 are the fastest.
-    has_pairs = rows.shape[1] * rows.itemsize % 8 == 0
+        ids = torch.arange(len(rows), device=rows.device)
+    has_pairs = rows.shape[1] * rows.itemsize % 8 == 0  # fewer integers
     integer = torch.int64 if has_pairs else _INTEGERS[rows.itemsize]
-    total = 0
-    for block in torch.split(rows, _rows_per_block(rows)):
-        total += int((block + 0.0).contiguous().view(integer).sum())  # + 0.0 replaces -0.0
+    total, count = 0, _rows_per_block(rows)
+    for block, block_ids in zip(torch.split(rows, count), torch.split(ids, count), strict=True):
+        bits = (block + 0.0).contiguous().view(integer).long()  # + 0.0 replaces -0.0
+        positions = torch.arange(bits.shape[1], device=bits.device)
+        hashes = (_mix(bits) * _mix((2 * positions + 1) * _FACTORS[0])).sum(1)
+        total += int((_mix(hashes) * _mix((2 * block_ids + 1) * _FACTORS[1])).sum())
     return total % 2**64
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """Let the upper half of each int64 change the lower half too, in place."""
+    return numbers.bitwise_xor_(numbers >> 32)
 
 
 def _hash_copy(table: Table) -> bytes:
@@ -321,6 +330,8 @@ def _hash_copy(table: Table) -> bytes:
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Large odd numbers; products modulo 2^64 mix their bits.
+_FACTORS = 0x4F1BBCDCBFA53E0B, 0x27D4EB2F165667C5
 
 
 def _rows_per_block(rows: Tensor) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling, is_in_function, is_tracing, never_compile_alone
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances, map_instances
@@ -186,6 +187,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
     record_fallback(func, tensors, too_small)
+    with torch._C.DisableTorchFunctionSubclass():
+        shapes = [x.shape for x in written]
     dense: list[tuple[Tensor, RuleTensor]] = []
 
     def convert(x: RuleTensor) -> Tensor:
@@ -211,6 +214,14 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     result = func(*arguments[0], **arguments[1])
     for x in written:
         x.connect_all()
+    for x, shape in zip(written, shapes, strict=True):
+        tensor = next(each for each, other in dense if other is x)
+        if tensor.shape != shape:
+            raise HotrowError(
+                f"{func.__name__} cannot change the shape of a one-hot from {tuple(shape)} to "
+                f"{tuple(tensor.shape)}",
+                fix="leave out the argument `out`, or use another operation than an in-place one",
+            )
     for tensor, x in dense:
         if result is tensor:
             return x

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
@@ -157,8 +158,12 @@ class RowState(dict[str, Any]):
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return deepcopy(dict(self), memo)
+
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        # `torch.load(weights_only=True)` accepts this class, but not a call of `dict`.
+        return OrderedDict, (), None, None, iter(dict(self).items())
 
     def close_lag(self) -> None:
         """Settle the state's rows, and detach the lag."""

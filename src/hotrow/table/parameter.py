@@ -249,8 +249,15 @@ class Table(nn.Parameter):
                 fix="save the model's state_dict() with torch.distributed.checkpoint",
             )
         self.settle()
-        plain = nn.Parameter(trim_storage(self.raw_data), self.requires_grad)
+        plain = self._to_plain(trim_storage(self.raw_data))
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def _to_plain(self, values: Tensor) -> nn.Parameter:
+        """Return a plain parameter with the attributes that other code has set on this table."""
+        plain = nn.Parameter(values, self.requires_grad)
+        own = {*Table.__annotations__, "has_warned", "lookup_axis"}
+        vars(plain).update({k: value for k, value in vars(self).items() if k not in own})
+        return plain
 
     @classmethod
     @never_compile_alone
@@ -412,8 +419,7 @@ def _reduce_for_sharing(table: Table) -> Any:
     """Pickle a table for another process that will share its storage."""
     table.settle()
     table.was_sent |= not devices.is_on_cpu(table)
-    plain = nn.Parameter(table.raw_data, table.requires_grad)
-    return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
+    return table._to_plain(table.raw_data).__reduce_ex__(2)  # type: ignore[no-untyped-call]
 
 
 for _class in TABLE_CLASSES:
