@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
 from hotrow import vocabulary
-from hotrow.distributed import look_up, replicate, replication, shard
+from hotrow.distributed import hashing, look_up, replicate, replication, shard
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.distributed_training import (
@@ -461,7 +461,7 @@ def test_the_hash_of_a_gradient_notices_every_change(dtype, columns, change):
     assert not torch.equal(changed, rows)
     ids = torch.arange(0, 640, 10)
     found = [
-        replication._hash_gradient(RowGradient(ids, each, (900, columns)), False)
+        hashing.hash_gradient(RowGradient(ids, each, (900, columns)), False)
         for each in (rows, changed)
     ]
     assert found[0] != found[1]
@@ -474,10 +474,10 @@ def test_a_row_gradient_and_its_dense_copy_have_the_same_hash(dtype, columns):
     rows[3] = -0.0
     gradient = RowGradient(torch.tensor([5, 2, 9, 2, 7, 0, 1, 8]), rows, (900, columns))
     dense = gradient.as_dense()
-    found = replication._hash_gradient(gradient, False)
-    assert found == replication._hash_gradient(dense, False)
-    assert found == replication._hash_gradient(dense.t().contiguous(), True)
-    assert found == replication._hash_gradient(dense + 0.0, False)  # without -0.0
+    found = hashing.hash_gradient(gradient, False)
+    assert found == hashing.hash_gradient(dense, False)
+    assert found == hashing.hash_gradient(dense.t().contiguous(), True)
+    assert found == hashing.hash_gradient(dense + 0.0, False)  # without -0.0
     assert found != 0
 
 

@@ -320,7 +320,7 @@ class Store:
         Cost: the changed pages and `rest` are written twice, because of the journal.
         """
         self._check_owner()
-        with PostponedSignals():
+        with PostponedSignals():  # a handler may call `save`, so it runs after this save
             rest_data = serialize_rest(rest)  # this may read tables
             with ExclusiveAccess():
                 self._check_owner()

@@ -9,7 +9,6 @@ theirs. If one rank has a gradient of all rows, the other ranks step all rows to
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hotrow.distributed.ranks import STEP, Ranks, as_bytes, hash_text
+from hotrow.distributed.hashing import hash_gradient, hash_values
+from hotrow.distributed.ranks import STEP, Ranks, hash_text
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
@@ -33,7 +33,6 @@ from hotrow.distributed.tables import (
     table_in_files,
 )
 from hotrow.errors import HotrowError, mark_on_all_ranks
-from hotrow.table.autograd import stored_values
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table, needs_gradient
 from hotrow.table.protocols import StepKind
@@ -41,7 +40,6 @@ from hotrow.table.protocols import StepKind
 _M = TypeVar("_M", bound=nn.Module)
 
 _calls = itertools.count()  # numbers the calls of `replicate`, and the deep copies of tables
-HASHED_VALUES = 1 << 20  # the number of values that are hashed at a time
 
 
 def replicate(model: _M, mesh: DeviceMesh) -> _M:
@@ -85,6 +83,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     each table. If the tables are also sharded, each lookup and step sends another header to the
     ranks with other rows. After other code has written to a table, the next lookup for training
     hashes the table. After `optimizer.load_state_dict`, the next step hashes the table's state.
+    Each step merges and hashes the rows of the gradient.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -234,10 +233,10 @@ class _Replicas:
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
-        state = "none" if loaded is None else _hash_values(loaded).hex()
+        state = "none" if loaded is None else hash_values(loaded).hex()
         options = {"table": self.name, **options, "loaded state": state}
         if self.ranks.count > 1 and table.grad is not None:
-            options["gradient"] = f"{_hash_gradient(table.grad, table.columns):x}"
+            options["gradient"] = f"{hash_gradient(table.grad, table.columns):x}"
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = hash_text(repr(options))
@@ -295,59 +294,7 @@ def _on_all_shards(table: Table, operation: str) -> Iterator[None]:
         failure = None  # drop the error, whose traceback refers to the table
 
 
-def _hash_gradient(gradient: Tensor, columns: bool) -> int:
-    """Return a 64-bit hash of a gradient's rows and their ids, in any order.
-
-    The hash of each row depends on its values and its id. A row of zeros has the hash 0, so a row
-    gradient and its dense copy have the same sum.
-    """
-    if isinstance(gradient, RowGradient):
-        ids, rows = gradient.merge().row_storage.drop_empty().touched_rows()
-    else:
-        rows = stored_values(gradient.to_dense())
-        rows = rows.t() if columns else rows
-        ids = torch.arange(len(rows), device=rows.device)
-    has_pairs = rows.shape[1] * rows.itemsize % 8 == 0  # fewer integers
-    integer = torch.int64 if has_pairs else _INTEGERS[rows.itemsize]
-    total, count = 0, _rows_per_block(rows)
-    for block, block_ids in zip(torch.split(rows, count), torch.split(ids, count), strict=True):
-        bits = (block + 0.0).contiguous().view(integer).long()  # + 0.0 replaces -0.0
-        positions = torch.arange(bits.shape[1], device=bits.device)
-        hashes = (_mix(bits) * _mix((2 * positions + 1) * _FACTORS[0])).sum(1)
-        total += int((_mix(hashes) * _mix((2 * block_ids + 1) * _FACTORS[1])).sum())
-    return total % 2**64
-
-
-def _mix(numbers: Tensor) -> Tensor:
-    """Let the upper half of each int64 change the lower half too, in place."""
-    return numbers.bitwise_xor_(numbers >> 32)
-
-
 def _hash_copy(table: Table) -> bytes:
     """Return a hash of the rows."""
     table.settle()
-    return _hash_values({"": table.raw_rows})
-
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Large odd numbers; products modulo 2^64 mix their bits.
-_FACTORS = 0x4F1BBCDCBFA53E0B, 0x27D4EB2F165667C5
-
-
-def _rows_per_block(rows: Tensor) -> int:
-    return max(1, HASHED_VALUES // max(1, rows.shape[1]))
-
-
-def _hash_values(values: Mapping[str, Any]) -> bytes:
-    """Return a hash of named values. Tensors are read in blocks, to limit the memory for copies."""
-    result = hashlib.sha256()
-    for name in sorted(values):
-        value = values[name]
-        result.update(name.encode())
-        if isinstance(value, Tensor) and value.layout == torch.strided:
-            rows = value if value.ndim == 2 else value.reshape(-1, 1)
-            for block in torch.split(rows, _rows_per_block(rows)):
-                result.update(as_bytes(block).cpu().numpy().data)
-        else:
-            result.update(repr(value).encode())
-    return result.digest()
+    return hash_values({"": table.raw_rows})

@@ -187,8 +187,6 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
     record_fallback(func, tensors, too_small)
-    with torch._C.DisableTorchFunctionSubclass():
-        shapes = [x.shape for x in written]
     dense: list[tuple[Tensor, RuleTensor]] = []
 
     def convert(x: RuleTensor) -> Tensor:
@@ -214,11 +212,12 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     result = func(*arguments[0], **arguments[1])
     for x in written:
         x.connect_all()
-    for x, shape in zip(written, shapes, strict=True):
-        tensor = next(each for each, other in dense if other is x)
+    for tensor, x in dense if written else ():
+        with torch._C.DisableTorchFunctionSubclass():  # reads the shape without a rule
+            shape = tuple(x.shape)
         if tensor.shape != shape:
             raise HotrowError(
-                f"{func.__name__} cannot change the shape of a one-hot from {tuple(shape)} to "
+                f"{func.__name__} cannot change the shape of a one-hot from {shape} to "
                 f"{tuple(tensor.shape)}",
                 fix="leave out the argument `out`, or use another operation than an in-place one",
             )

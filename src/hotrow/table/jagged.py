@@ -30,7 +30,7 @@ def _call_tables_first(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
     if is_compiling() or TABLE_CLASSES.isdisjoint(types):
         return _torch_function(cls, func, types, args, kwargs)
     look_up = _LOOKUPS.get(func)
-    if look_up is not None and isinstance(args[0], NestedTensor) and isinstance(args[1], Table):
+    if look_up is not None and _is_jagged(args[0]) and isinstance(args[1], Table):
         return look_up(*args, **kwargs or {})
     return Table.__torch_function__(func, types, args, kwargs)
 

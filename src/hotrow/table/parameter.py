@@ -81,7 +81,7 @@ class Table(nn.Parameter):
     dense_use: tuple[str, str] | None = None
     was_copied: bool = False
     was_sent: bool = False
-    has_warned = False  # whether `functional` has warned about DistributedDataParallel
+    has_warned: bool = False  # whether `functional` has warned about DistributedDataParallel
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
     equal_version: int | None = None
@@ -255,7 +255,7 @@ class Table(nn.Parameter):
     def _to_plain(self, values: Tensor) -> nn.Parameter:
         """Return a plain parameter with the attributes that other code has set on this table."""
         plain = nn.Parameter(values, self.requires_grad)
-        own = {*Table.__annotations__, "has_warned", "lookup_axis"}
+        own = {*Table.__annotations__, "lookup_axis"}
         vars(plain).update({k: value for k, value in vars(self).items() if k not in own})
         return plain
 

@@ -84,17 +84,19 @@ class TextKeys:
 
     def hash(self, keys: list[str]) -> Rows:
         """See `KeyMap`."""
-        codes = (zlib.crc32(key.encode("utf-8", "surrogatepass")) for key in keys)
-        return np.fromiter(codes, np.int64, len(keys))
+        return np.fromiter(map(zlib.crc32, map(_encode, keys)), np.int64, len(keys))
 
     def to_bytes(self, keys: list[str]) -> bytes:
         """See `KeyMap`."""
-        codes = (key.encode("utf-8", "surrogatepass") for key in keys)
-        return b"".join(len(code).to_bytes(8, "little") + code for code in codes)
+        return b"".join(len(code).to_bytes(8, "little") + code for code in map(_encode, keys))
 
     def to_list(self) -> list[str]:
         """See `KeyMap`."""
         return list(self._keys)
+
+
+def _encode(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
 
 
 class IntegerKeys:
