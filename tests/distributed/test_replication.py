@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 import pickle
 import warnings
 from unittest.mock import patch
@@ -479,6 +480,20 @@ def test_a_row_gradient_and_its_dense_copy_have_the_same_hash(dtype, columns):
     assert found == hashing.hash_gradient(dense.t().contiguous(), True)
     assert found == hashing.hash_gradient(dense + 0.0, False)  # without -0.0
     assert found != 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_nan_with_other_bits_has_the_same_hash(dtype):
+    rows = torch.randn(8, 64).to(dtype)
+    rows[3, 5], rows[4, 0] = math.nan, math.inf
+    other = rows.clone()
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.itemsize]
+    other.view(integer)[3, 5] ^= 1  # another NaN
+    assert other[3, 5].isnan()
+    assert not rows.view(integer).equal(other.view(integer))
+    assert hashing.hash_gradient(rows, False) == hashing.hash_gradient(other, False)
+    other[4, 0] = math.nan
+    assert hashing.hash_gradient(rows, False) != hashing.hash_gradient(other, False)
 
 
 def bad_id(count):

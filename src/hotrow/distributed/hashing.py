@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,8 @@ def hash_gradient(gradient: Tensor, columns: bool) -> int:
     """Return a 64-bit hash of a gradient's rows and their ids, in any order.
 
     The hash of each row depends on its values and its id. A row of zeros has the hash 0, so a row
-    gradient and its dense copy have the same sum.
+    gradient and its dense copy have the same sum. All NaN count as equal: their bits depend on the
+    order of the operands.
     """
     if isinstance(gradient, RowGradient):
         ids, rows = gradient.merge().row_storage.drop_empty().touched_rows()
@@ -37,7 +39,10 @@ def hash_gradient(gradient: Tensor, columns: bool) -> int:
     factors = _factors_of(torch.arange(row_bytes // integer.itemsize, device=rows.device), 0)
     total, count = torch.zeros((), dtype=torch.int64, device=rows.device), _rows_per_block(rows)
     for block, block_ids in zip(torch.split(rows, count), torch.split(ids, count), strict=True):
-        bits = (block + 0.0).contiguous().view(integer).long()  # + 0.0 replaces -0.0
+        block = (block + 0.0).contiguous()  # + 0.0 replaces -0.0 and copies
+        if block.sum().isnan():
+            block.masked_fill_(block.isnan(), math.nan)
+        bits = block.view(integer).long()
         hashes = (_mix(bits) * factors).sum(1)
         total += (_mix(hashes) * _factors_of(block_ids, 1)).sum()
     return int(total) % 2**64
