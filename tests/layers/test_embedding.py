@@ -178,6 +178,19 @@ def test_options_match_torch(options):
         assert_same_bits(ours_result, torchs_result)
 
 
+@pytest.mark.parametrize("kind", ["lookup", "bag"])
+@pytest.mark.parametrize("shape", [(7, 0), (0, 3)], ids=str)
+def test_a_table_without_columns_or_rows_trains(shape, kind):
+    layer = nn.Embedding(*shape) if kind == "lookup" else nn.EmbeddingBag(*shape, mode="sum")
+    hotrow.convert(layer, min_entries=0)
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    for _ in range(2):
+        layer(torch.zeros((2, 5) if shape[0] else (0, 5), dtype=torch.long)).sum().backward()
+        optimizer.step()
+    assert layer.weight.shape == layer.weight.grad.shape == shape
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("padding_idx", [None, 2])
 @pytest.mark.parametrize("compiled", grid([False, True], (False).__eq__))

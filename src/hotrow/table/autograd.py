@@ -180,7 +180,7 @@ def row_gradient(
     shape, columns = options.shape, options.columns
     if isinstance(ids, Tensor) and devices.is_on_gpu(ids):
         ids = find_distinct(ids, shape[1 if columns else 0])
-    rows = gradient.reshape(-1, shape[0 if columns else 1]) if gradient.ndim != 2 else gradient
+    rows = gradient.reshape(gradient.shape[:-1].numel(), gradient.shape[-1])  # D may be 0
     if options.padding_idx >= 0 and isinstance(ids, DeviceIds):
         ids = ids.without(options.padding_idx)
     elif options.padding_idx >= 0:

@@ -161,7 +161,7 @@ class _Bags(torch.autograd.Function):
             return dense, None, None, None
         rows = gradient.unsqueeze(1).expand(*ids.shape, -1)
         rows = rows if scales is None else rows * scales.unsqueeze(-1)
-        rows = rows.reshape(-1, gradient.shape[1])
+        rows = rows.reshape(ids.numel(), gradient.shape[1])  # -1 refuses 0 columns
         axis, rows = (1, rows.t()) if ctx.columns else (0, rows)
         sizes = list(rows.shape)
         sizes[axis] = ctx.count
