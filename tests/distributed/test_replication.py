@@ -450,7 +450,9 @@ CHANGES_OF_ROWS = {
     "the order of the rows": lambda rows: rows.roll(1, 0),
     "the order of the columns": lambda rows: rows.roll(2, 1),
     "one value": lambda rows: rows.index_fill(0, torch.tensor([7]), 0.25),
+    "all bits": lambda rows: rows.view(INTEGERS[rows.itemsize]).bitwise_not().view(rows.dtype),
 }
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_ROWS.values(), ids=CHANGES_OF_ROWS)
@@ -466,6 +468,20 @@ def test_the_hash_of_a_gradient_notices_every_change(dtype, columns, change):
         for each in (rows, changed)
     ]
     assert found[0] != found[1]
+
+
+# With equal columns, halves of words are equal, and the sum of the keys decides.
+@pytest.mark.parametrize("columns", [1, 2, 64, *grid([638, 734, 3316, 4892], (734).__eq__)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_hash_notices_changes_of_rows_with_equal_columns(dtype, columns):
+    rows = torch.zeros(40, columns, dtype=dtype)
+    rows[[3, 7, 11, 20]] = 1
+    variants = [rows, *(rows * sign * 2.0**power for sign in (1, -1) for power in range(1, 15))]
+    variants += [rows.roll(shift, 0) for shift in (1, 8, 16)]
+    variants += [rows.index_fill(0, torch.tensor([row]), 0) for row in (3, 7, 11, 20)]
+    hashes = {hashing.hash_gradient(variant, False) for variant in variants}
+    assert len(hashes) == len(variants)
+    assert 0 not in hashes
 
 
 @pytest.mark.parametrize("columns", [64, 5])
@@ -487,7 +503,7 @@ def test_nan_with_other_bits_has_the_same_hash(dtype):
     rows = torch.randn(8, 64).to(dtype)
     rows[3, 5], rows[4, 0] = math.nan, math.inf
     other = rows.clone()
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.itemsize]
+    integer = INTEGERS[rows.itemsize]
     other.view(integer)[3, 5] ^= 1  # another NaN
     assert other[3, 5].isnan()
     assert not rows.view(integer).equal(other.view(integer))

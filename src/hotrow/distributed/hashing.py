@@ -14,19 +14,30 @@ from hotrow.distributed.ranks import as_bytes
 from hotrow.table.autograd import stored_values
 from hotrow.table.gradient import RowGradient
 
-HASHED_VALUES = 1 << 20  # the number of values that are hashed at a time
+HASHED_VALUES = 1 << 18  # the number of values that are hashed at a time
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Large odd numbers; products modulo 2^64 mix their bits.
-_FACTORS = 0x4F1BBCDCBFA53E0B, 0x27D4EB2F165667C5
+_LOWER_HALF = (1 << 32) - 1
 
 
 def hash_gradient(gradient: Tensor, columns: bool) -> int:
     """Return a 64-bit hash of a gradient's rows and their ids, in any order.
 
-    The hash of each row depends on its values and its id. A row of zeros has the hash 0, so a row
-    gradient and its dense copy have the same sum. All NaN count as equal: their bits depend on the
-    order of the operands.
+    Each row is read as words w of 32 bits (16, if the row's size is not a multiple of 4 bytes).
+    With pseudorandom keys of 64 bits, k for the words and a, b for the ids, the hash is
+
+        h = sum over ids i of  a[i] * upper(r[i]) + b[i] * lower(r[i])   mod 2^64
+        r[i] = sum over words c of  k[c] * w[i, c]                       mod 2^64
+
+    where upper and lower are the halves of r. This is multilinear hashing, applied twice. If the
+    keys were random, two different gradients would have the same hash with a probability of at most
+    2^-32. A row of zeros adds nothing, so a row gradient and its dense copy have the same hash. So
+    do 0.0 and -0.0, and NaN with different bits, which depend on the order of the operands.
+
+    Arguments:
+        gradient: (V, D), dense or a `RowGradient`; (D, V) if dense and `columns`.
+        columns: whether ids select columns.
+
+    Source: D. Lemire, O. Kaser, Strongly universal string hashing is fast, 2014, arXiv:1202.4961
     """
     if isinstance(gradient, RowGradient):
         ids, rows = gradient.merge().row_storage.drop_empty().touched_rows()
@@ -34,27 +45,29 @@ def hash_gradient(gradient: Tensor, columns: bool) -> int:
         rows = stored_values(gradient.to_dense())
         rows = rows.t() if columns else rows
         ids = torch.arange(len(rows), device=rows.device)
-    row_bytes = rows.shape[1] * rows.itemsize
-    integer = torch.int64 if row_bytes % 8 == 0 else _INTEGERS[rows.itemsize]  # int64 is faster
-    factors = _factors_of(torch.arange(row_bytes // integer.itemsize, device=rows.device), 0)
+    word = torch.int32 if rows.shape[1] * rows.itemsize % 4 == 0 else torch.int16
+    word_count = rows.shape[1] * rows.itemsize // word.itemsize
+    word_keys = _keys(-1 - torch.arange(word_count, device=rows.device))
     total, count = torch.zeros((), dtype=torch.int64, device=rows.device), _rows_per_block(rows)
     for block, block_ids in zip(torch.split(rows, count), torch.split(ids, count), strict=True):
         block = (block + 0.0).contiguous()  # + 0.0 replaces -0.0 and copies
         if block.sum().isnan():
             block.masked_fill_(block.isnan(), math.nan)
-        bits = block.view(integer).long()
-        hashes = (_mix(bits) * factors).sum(1)
-        total += (_mix(hashes) * _factors_of(block_ids, 1)).sum()
+        sums = block.view(word).long().mul_(word_keys).sum(1)
+        halves = torch.stack([sums >> 32, sums & _LOWER_HALF])
+        total += _keys(torch.stack([2 * block_ids, 2 * block_ids + 1])).mul_(halves).sum()
     return int(total) % 2**64
 
 
-def _factors_of(numbers: Tensor, level: int) -> Tensor:
-    return _mix((2 * numbers + 1) * _FACTORS[level])
+def _keys(numbers: Tensor) -> Tensor:
+    """Return the values of the SplitMix64 generator at these positions, as int64.
 
-
-def _mix(numbers: Tensor) -> Tensor:
-    """Let the upper half of each int64 change the lower half too, in place."""
-    return numbers.bitwise_xor_(numbers >> 32)
+    Source: G. Steele et al., Fast splittable pseudorandom number generators, OOPSLA 2014
+    """
+    values = numbers * -0x61C8864680B583EB
+    values = values.bitwise_xor_((values >> 30) & ((1 << 34) - 1)).mul_(-0x40A7B892E31B1A47)
+    values = values.bitwise_xor_((values >> 27) & ((1 << 37) - 1)).mul_(-0x6B2FB644ECCEEE15)
+    return values.bitwise_xor_((values >> 31) & ((1 << 33) - 1))
 
 
 def _rows_per_block(rows: Tensor) -> int:
