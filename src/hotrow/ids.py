@@ -80,20 +80,22 @@ def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:
 
 
 def check_layout(tensor: Tensor, name: str) -> None:
-    """Raise `HotrowError` for a nested tensor that is not jagged: torch can't return its shape."""
+    """Raise `HotrowError` unless the tensor is dense or jagged; torch can't look up others."""
     if tensor.is_nested and tensor.layout is not torch.jagged:
-        raise HotrowError(
-            f"{name} is a nested tensor with layout {tensor.layout}",
-            fix="use torch.nested.nested_tensor(..., layout=torch.jagged)",
-        )
+        kind, fix = "nested", "torch.nested.nested_tensor(..., layout=torch.jagged)"
+    elif tensor.layout not in (torch.strided, torch.jagged):
+        kind, fix = "sparse", f"{name}.to_dense()"
+    else:
+        return
+    raise HotrowError(f"{name} is a {kind} tensor with layout {tensor.layout}", fix=f"use {fix}")
 
 
-def check_device(ids: Tensor, device: torch.device) -> None:
-    """Raise `HotrowError` if the ids are not on the table's device, unless that is "meta"."""
-    if ids.device != device and device.type != "meta":
+def check_device(tensor: Tensor, device: torch.device, name: str = "input") -> None:
+    """Raise `HotrowError` if the tensor is not on the table's device, unless that is "meta"."""
+    if tensor.device != device and device.type != "meta":
         raise HotrowError(
-            f"input is on {ids.device}, but the table is on {device}",
-            fix=f"use input.to({str(device)!r})",
+            f"{name} is on {tensor.device}, but the table is on {device}",
+            fix=f"use {name}.to({str(device)!r})",
         )
 
 
@@ -228,7 +230,7 @@ def check_bag(
     weights: Tensor | None,
     *,
     mode: str,
-    dtype: torch.dtype,
+    table: Tensor,
     last: bool,
 ) -> Tensor | None:
     """Check that offsets and weights match the shape of the ids, and return the offsets.
@@ -238,7 +240,7 @@ def check_bag(
         offsets: the start of each bag.
         weights: `per_sample_weights`, with the shape of the ids and the dtype of the table.
         mode: the bag's mode; only "sum" accepts weights.
-        dtype: the table's dtype.
+        table: the rows that the bag adds up.
         last: torch's `include_last_offset`.
     """
     for name, value in (("offsets", offsets), ("per_sample_weights", weights)):
@@ -249,6 +251,7 @@ def check_bag(
             )
         if value is not None:
             check_layout(value, name)
+            check_device(value, table.device, name)
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise HotrowError(
             "a bag takes ids of shape (B, L) without offsets or (N,) with offsets, "
@@ -265,11 +268,10 @@ def check_bag(
                 f"per_sample_weights has shape {tuple(weights.shape)}, but the ids have shape "
                 f"{tuple(shape)}"
             )
-        if weights.dtype != dtype and not torch.is_autocast_enabled(weights.device.type):
+        if weights.dtype != table.dtype and not torch.is_autocast_enabled(weights.device.type):
             raise HotrowError(
-                f"per_sample_weights is {_dtype(weights)}, but the table is "
-                f"{str(dtype).removeprefix('torch.')}",
-                fix=f"use per_sample_weights.to({dtype})",
+                f"per_sample_weights is {_dtype(weights)}, but the table is {_dtype(table)}",
+                fix=f"use per_sample_weights.to({table.dtype})",
             )
     return None if offsets is None else check_offsets(offsets, shape[0], last)
 

@@ -470,24 +470,30 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):
 
 INVALID_IDS = {
     "a list": list,
-    "SparseCPU": lambda ids: torch.tensor(ids).to_sparse(),
+    "a sparse tensor": lambda ids: torch.tensor(ids).to_sparse(),
     "layout torch.strided": lambda ids: torch.nested.nested_tensor([torch.tensor(ids)]),
     "meta": lambda ids: torch.tensor(ids, device="meta"),
 }
 
 
 def look_up_invalid_ids(method, text):
-    """Look up invalid ids on rank 1, then other ids on all ranks, and do both in bags."""
+    """Pass invalid ids or offsets on rank 1, then look up valid ids on all ranks."""
     layers = hotrow.convert(
         nn.ModuleList([nn.Embedding(7, 3), nn.EmbeddingBag(7, 3, mode="sum")]), min_entries=0
     )
     layers = distribute(layers, method, 2)
     errors = []
     make_ids = INVALID_IDS[text] if dist.get_rank() == 1 else torch.tensor
-    for layer, *offsets in (layers[0],), (layers[1], torch.tensor([0])):
+    lookup, bag = layers
+    ids, offset = torch.tensor([1, 2]), torch.tensor([0])
+    for layer, invalid, valid in (
+        (lookup, [make_ids([1, 2])], [ids]),
+        (bag, [make_ids([1, 2]), offset], [ids, offset]),
+        (bag, [ids, make_ids([0])], [ids, offset]),
+    ):
         assert isinstance(layer.weight, Table)
-        errors.append(error_text(layer, make_ids([1, 2]), *offsets, error_type=Exception))
-        layer(torch.tensor([1, 2]), *offsets).sum().backward()
+        errors.append(error_text(layer, *invalid, error_type=Exception))
+        layer(*valid).sum().backward()
     return errors
 
 

@@ -77,7 +77,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
             offsets,
             per_sample_weights,
             mode=self.mode,
-            dtype=self.weight.dtype,
+            table=self.weight,
             last=self.include_last_offset,
         )
         if offsets is None and input.shape[1] == 0:

@@ -209,7 +209,7 @@ def _embedding_bag(
                 offsets,
                 per_sample_weights,
                 mode=mode,
-                dtype=weight.dtype,
+                table=weight,
                 last=include_last_offset,
             )
             if offsets is None and not input.shape[1]:

@@ -63,7 +63,7 @@ def restore_parts(rows: Tensor, ids: Any) -> Tensor:
 def _embedding_bag(ids: Any, table: Table, **options: Any) -> Tensor:
     weights, mode = options["per_sample_weights"], options["mode"]
     try:
-        check_bag(ids.size(), None, weights, mode=mode, dtype=table.dtype, last=False)
+        check_bag(ids.size(), None, weights, mode=mode, table=table, last=False)
     except HotrowError as error:
         raise_on_all_ranks(table, error)
     options |= {

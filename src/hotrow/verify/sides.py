@@ -60,7 +60,7 @@ class Batch:
             offsets,
             weights,
             mode=bag.mode,
-            dtype=bag.weight.dtype,
+            table=bag.weight,
             last=bag.include_last_offset,
         )
         if offsets is None:
