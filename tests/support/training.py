@@ -271,7 +271,9 @@ EXTREME_ROWS = [
     ("SGD", {"lr": 1e-6, "momentum": 1e3}, 1.0),
     ("ASGD", {"lr": 0.5, "lambd": 0.5, "t0": 10}, float("inf")),
     ("RMSprop", {"alpha": 1e-3}, "overflow"),
+    ("RMSprop", {"alpha": 0.0}, "overflow"),
     ("Adadelta", {"rho": 1e-3}, "overflow"),
+    ("Adadelta", {"rho": 0.0}, "overflow"),
     ("Adamax", {"betas": (1e-4, 1e-3)}, "overflow"),
     ("RAdam", {"lr": 0.01, "betas": (0.5, 0.5)}, "overflow"),
 ]

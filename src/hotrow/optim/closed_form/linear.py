@@ -302,6 +302,8 @@ class LinearRecurrence:
             if mixed[a].value != sum((2 + b) * images[b][a].value for b in range(n)):
                 return None
         matrix = [[float(images[b][a].value) for b in range(n)] for a in range(n)]
+        if any(matrix[a][a] == 0 for a in range(1, 1 + self.roots[0])):
+            return None  # torch's step turns an infinite mean square into 0 * inf = NaN
         distances = [float(images[a][a].value - 1) for a in range(n)]
         return np.array([[*row, e] for row, e in zip(matrix, distances, strict=True)])
 
