@@ -69,6 +69,51 @@ def test_two_embeddings_that_share_a_table_train_like_torch():
     torch.testing.assert_close(model[0].weight.data, plain.weight.data, rtol=1e-6, atol=1e-7)
 
 
+def tagged(name, *size):
+    """Return an embedding whose weight has an attribute that user code has set."""
+    layer = nn.Embedding(*(size or (9, 3)))
+    setattr(layer.weight, name, True)
+    return layer
+
+
+@pytest.mark.parametrize("name", ["frozen", "rows", "sharded", "is_embedding", "_no_weight_decay"])
+@pytest.mark.parametrize("after", [False, True])
+def test_usual_tags_of_a_parameter_change_nothing(name, after):
+    weights = []
+    for library in (torch.optim, hotrow.optim):
+        torch.manual_seed(0)
+        layer = nn.Embedding(9, 3) if after else tagged(name, 9, 3)
+        if library is hotrow.optim:
+            convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        if after:
+            setattr(layer.weight, name, True)
+        optimizer = library.AdamW(layer.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            layer(torch.tensor([1, 4])).sum().backward()
+            optimizer.step()
+        assert getattr(layer.weight, name) is True
+        weights.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*weights)
+    # Code for FSDP asks for methods of DTensors.
+    assert not {"to_local", "full_tensor", "device_mesh"} & {*dir(layer.weight)}
+
+
+def test_a_large_parameter_whose_attribute_has_a_taken_name_stays_plain(small_tables):
+    layer = hotrow.Embedding(9, 3)
+    layer.weight.columns = ["a", "b", "c"]
+    optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+    before = layer.weight.detach().clone()
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert type(layer.weight) is nn.Parameter
+    assert layer.weight.columns == ["a", "b", "c"]
+    assert not torch.equal(layer.weight, before)
+    with pytest.raises(HotrowError, match="has an attribute 'columns', which is also"):
+        Table.adopt(layer.weight)
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
@@ -77,6 +122,8 @@ def test_two_embeddings_that_share_a_table_train_like_torch():
             nn.utils.parametrizations.weight_norm(nn.Embedding(9, 3)),
             "its weight is computed from other parameters",
         ),
+        (tagged("columns"), "its weight has an attribute columns, whose name tables use"),
+        (tagged("lag"), "its weight has an attribute lag, whose name tables use"),
     ],
 )
 def test_report_says_why_an_embedding_is_not_converted(model, why):

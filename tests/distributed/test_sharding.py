@@ -1745,7 +1745,7 @@ def change_rows_with_a_bad_argument(method, count, operation):
         "freeze": (vocabulary.freeze, layer, [6 if is_bad else 5]),
     }[operation]
     error = error_text(*arguments, error_type=Exception)
-    return error, torch.equal(layer.weight.detach(), before), layer.weight.frozen is None
+    return error, torch.equal(layer.weight.detach(), before), layer.weight.frozen_rows is None
 
 
 @pytest.mark.parametrize(

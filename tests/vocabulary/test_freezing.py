@@ -35,7 +35,7 @@ def test_frozen_rows_are_put_back_after_every_step(name, options):
     runs.steps(5)
     runs.check()
     vocabulary.unfreeze(runs.table.layer)
-    assert runs.table.weight.frozen is None
+    assert runs.table.weight.frozen_rows is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -98,7 +98,7 @@ def test_a_new_lag_and_a_copy_keep_rows_frozen():
     runs.table.optimizer.state_dict()  # closes the lag
     runs.steps(4)
     runs.check()
-    assert twin.weight.frozen.tolist() == [1, 2]
+    assert twin.weight.frozen_rows.tolist() == [1, 2]
 
 
 def test_clipping_counts_the_gradient_of_frozen_rows():
@@ -138,10 +138,10 @@ def test_a_frozen_row_cannot_be_dropped():
         with pytest.raises(HotrowError, match="drop row 3, which is frozen: keep it, or call"):
             change()
         assert layer.weight.shape == (4, 2)
-        assert layer.weight.frozen.tolist() == [1, 3]
+        assert layer.weight.frozen_rows.tolist() == [1, 3]
     vocabulary.unfreeze(layer, [3])
     vocabulary.resize(layer, 3)
-    assert layer.weight.frozen.tolist() == [1]
+    assert layer.weight.frozen_rows.tolist() == [1]
 
 
 def test_a_torch_optimizer_refuses_to_change_frozen_rows():

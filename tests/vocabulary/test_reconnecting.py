@@ -242,7 +242,7 @@ def test_frozen_rows_stay_frozen_if_they_remain():
     layer.weight.data = layer.weight.data[:4].clone()
     layer.num_embeddings = 4
     assert vocabulary.reconnect(layer, optimizer) == ["weight"]
-    assert layer.weight.frozen.tolist() == [0]
+    assert layer.weight.frozen_rows.tolist() == [0]
     before = layer.weight.detach().clone()
     optimizer.zero_grad()
     layer(torch.tensor([0, 1])).sum().backward()
@@ -320,7 +320,7 @@ def test_a_weight_for_one_hots_gets_more_or_fewer_outputs(outputs, monkeypatch):
         vocabulary.reconnect(model, optimizer)
         assert layer.weight is old
         if library is hotrow.optim:
-            assert old.frozen.tolist() == [4]
+            assert old.frozen_rows.tolist() == [4]
             vocabulary.unfreeze(layer, [4])
         for _ in range(2):
             gradient = old.grad + 0

@@ -7,7 +7,7 @@ from collections import Counter
 
 from torch import nn
 
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import Table, find_taken_name
 
 # The `min_entries` with which `convert` last saw each embedding, for the report.
 min_entries_of: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -45,4 +45,6 @@ def _obstacle(module: nn.Embedding | nn.EmbeddingBag, other_uses: Counter[int]) 
         return f"its weight is a {type(weight).__name__}, whose class can't change"
     if not weight.is_floating_point():
         return "its weight is not floating point"
+    if not isinstance(weight, Table) and (name := find_taken_name(weight)):
+        return f"its weight has an attribute {name}, whose name tables use"
     return ""

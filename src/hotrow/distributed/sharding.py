@@ -100,7 +100,7 @@ def _find_problem(name: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> H
         return table_in_files(name)
     if shared_table(modules).shards is not None:
         return HotrowError(f"{name} is already sharded", fix="call shard only once per model")
-    if shared_table(modules).frozen is not None:
+    if shared_table(modules).frozen_rows is not None:
         return HotrowError(
             f"{name} has frozen rows, which shard does not support",
             fix="call hotrow.vocabulary.unfreeze(layer) first, or use replicate",

@@ -137,8 +137,8 @@ def _describe_table(name: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
     options = "" if table.requires_grad else ", frozen"
     if any(getattr(module, "include_last_offset", False) for module in modules):
         options += ", include_last_offset"
-    if table.frozen is not None:
-        options += f", {len(table.frozen)} frozen rows (ids {digest(table.frozen)})"
+    if table.frozen_rows is not None:
+        options += f", {len(table.frozen_rows)} frozen rows (ids {digest(table.frozen_rows)})"
     if table.shards is not None:
         rows = table.shards.local_slice
         options += f", sharded (rows {rows.start} to {rows.stop - 1})"

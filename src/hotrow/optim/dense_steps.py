@@ -186,18 +186,18 @@ def copy_frozen_rows(
     """Return a function that restores the frozen rows after torch's step has changed them."""
 
     def frozen_rows(tensor: Tensor) -> Tensor:
-        return (tensor.t() if table.columns else tensor)[table.frozen]
+        return (tensor.t() if table.columns else tensor)[table.frozen_rows]
 
     values = frozen_rows(table.raw_data)
     state = states.get(table, {})
     slots = {name: frozen_rows(state[name]) for name in initial if name in state}
 
     def put_back() -> None:
-        table.raw_rows[table.frozen] = values
+        table.raw_rows[table.frozen_rows] = values
         for name, value in initial.items():
             slot = states[table].get(name)
             if slot is not None:
                 rows = slot.t() if table.columns else slot
-                rows[table.frozen] = slots.get(name, value)
+                rows[table.frozen_rows] = slots.get(name, value)
 
     return put_back

@@ -118,8 +118,8 @@ class RowLag:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         else:
             self.row_steps = table.backing.state_files.row_steps()
-        if table.frozen is not None:
-            self.row_steps[table.frozen] = FROZEN
+        if table.frozen_rows is not None:
+            self.row_steps[table.frozen_rows] = FROZEN
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
         self.is_busy = False  # whether an operation on rows is running
         self.is_broken = False  # whether an error has interrupted an operation halfway

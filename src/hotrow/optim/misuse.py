@@ -81,7 +81,7 @@ def _suggest(optimizer: torch.optim.Optimizer, names: frozenset[str]) -> str:
 def _refuse_table(optimizer: torch.optim.Optimizer, table: Table, names: frozenset[str]) -> None:
     """Raise an error if a torch optimizer would not train the table correctly."""
     name, shape = type(optimizer).__name__, tuple(table.shape)
-    if table.frozen is not None:
+    if table.frozen_rows is not None:
         raise HotrowError(
             f"torch's {name} would change the frozen rows of a table",
             fix=f"use hotrow.optim.{name}, or call hotrow.vocabulary.unfreeze(layer)",

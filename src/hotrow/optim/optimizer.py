@@ -374,7 +374,7 @@ class RowOptimizer(_Optimizer):
             for group, table, gradient in dense:
                 # The table's own setter would turn the gradient of a shard into a row gradient.
                 _GRAD.__set__(table, dense_gradient(gradient, group, table, self.state))
-                if table.frozen is not None:
+                if table.frozen_rows is not None:
                     put_back.append(
                         copy_frozen_rows(table, self.state, self.rule.initial_slots(group))
                     )
@@ -587,7 +587,7 @@ class RowOptimizer(_Optimizer):
             result: dict[str, Any] = super().state_dict()
             tables = dict(saved_tables(self.param_groups, result["param_groups"]))
             result["state"] = {
-                index: _plain_state(state, tables[index].to_global) if index in tables else state
+                index: _plain_state(state, tables[index].to_dtensor) if index in tables else state
                 for index, state in result["state"].items()
                 if index not in tables or state
             }
@@ -653,7 +653,7 @@ class RowOptimizer(_Optimizer):
                 state = state_dict["state"].get(key, {})
                 if isinstance(state, Mapping) and state:
                     state_dict["state"][key] = state = {
-                        k: table.to_local(v) if isinstance(v, Tensor) else v
+                        k: table.from_dtensor(v) if isinstance(v, Tensor) else v
                         for k, v in state.items()
                     }
                 check_state(key, state, table, slots)

@@ -16,7 +16,7 @@ from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling, is_jit_tracing, is_transforming
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.index_add import index_add
-from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
+from hotrow.table.parameter import Table, can_look_up_rows, find_taken_name, needs_gradient
 
 # A plain parameter with at least this many entries becomes a table after its first lookup and the
 # next optimizer step. For smaller parameters, a dense step is about as fast.
@@ -202,5 +202,10 @@ def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
         weight.settle()  # `__torch_function__` also settles rows, but a caller may have disabled it
     elif is_compiling() or type(weight) is not nn.Parameter:
         pass
-    elif weight.ndim == 2 and weight.numel() >= MIN_TABLE_ENTRIES and _is_trained(weight):
+    elif (
+        weight.ndim == 2
+        and weight.numel() >= MIN_TABLE_ENTRIES
+        and _is_trained(weight)
+        and find_taken_name(weight) is None
+    ):
         weight.lookup_axis = "columns" if columns else "rows"  # type: ignore[attr-defined]

@@ -71,7 +71,7 @@ class Table(nn.Parameter):
             or None.
         synchronized: whether DistributedDataParallel has synchronized a pass after the last lookup
             for training, or None if that lookup didn't run in `no_sync`.
-        frozen: (R,) int64 in ascending order, the frozen rows, or None.
+        frozen_rows: (R,) int64 in ascending order, the frozen rows, or None.
         backing: the files that store the rows and the state, or None if both are in memory.
     """
 
@@ -87,7 +87,7 @@ class Table(nn.Parameter):
     equal_version: int | None = None
     synchronized: threading.Event | None = None
     backing: Backing | None = None
-    frozen: Tensor | None = None
+    frozen_rows: Tensor | None = None
 
     @property
     def last_optimizer(self) -> torch.optim.Optimizer | None:
@@ -143,9 +143,16 @@ class Table(nn.Parameter):
         The parameter is (V, D), or (D, V) with `columns`.
 
         Raises:
-            HotrowError: the parameter is already a Table with a different value of `columns`.
+            HotrowError: the parameter is already a Table with a different value of `columns`, or
+                has an attribute whose name a Table uses.
         """
         if not isinstance(parameter, Table):
+            if name := find_taken_name(parameter):
+                raise HotrowError(
+                    f"the parameter of shape {tuple(parameter.shape)} has an attribute {name!r}, "
+                    "which is also the name of an attribute of hotrow's tables",
+                    fix="rename this attribute",
+                )
             measure_engine_references(parameter.device)
             # A numpy array that owns the storage wouldn't count as an alias. Autograd would copy a
             # row gradient to the strides of a weight that isn't contiguous.
@@ -207,12 +214,12 @@ class Table(nn.Parameter):
         """Whether no code has written to this replica since all replicas were equal."""
         return self.equal_version is not None and self.equal_version == self._version
 
-    def to_global(self, value: Tensor) -> Tensor:
+    def to_dtensor(self, value: Tensor) -> Tensor:
         """If this table is sharded, convert a `value` of the table's shape to a DTensor."""
         has_shape = self.shards is not None and value.shape == self.shape
         return self.shards.to_global(value) if self.shards is not None and has_shape else value
 
-    def to_local(self, value: Tensor) -> Tensor:
+    def from_dtensor(self, value: Tensor) -> Tensor:
         """Return this process's rows from a saved table or a saved optimizer state tensor."""
         return value if self.shards is None or not value.ndim else self.shards.to_local(value)
 
@@ -238,7 +245,7 @@ class Table(nn.Parameter):
         memo[id(self)] = copy
         table = Table.adopt(copy, self.columns)
         table.distribute(deepcopy(self.shards), deepcopy(self.replicas))
-        table.frozen = self.frozen
+        table.frozen_rows = self.frozen_rows
         return table
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -307,7 +314,7 @@ class Table(nn.Parameter):
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)
         if func == _DETACH and args[0].shards is not None and is_called_by(_SAVE, sys._getframe(1)):
-            return args[0].to_global(result)  # a layer may be tied to the table after `shard`
+            return args[0].to_dtensor(result)  # a layer may be tied to the table after `shard`
         if func in _ALIASES:
             return trim_storage(result) if not result.requires_grad else result
         if torch.is_grad_enabled() and any(
@@ -367,6 +374,14 @@ _CLASSES: dict[tuple[bool, bool], type[Table]] = {
 # `type(x) in TABLE_CLASSES` is three times as fast as isinstance, which calls Parameter's
 # metaclass.
 TABLE_CLASSES = frozenset(_CLASSES.values())
+
+
+_NAMES = {*dir(Table), *Table.__annotations__} - {*dir(nn.Parameter)}
+
+
+def find_taken_name(parameter: nn.Parameter) -> str | None:
+    """Return an attribute that other code has set and whose name a table uses, or None."""
+    return min(_NAMES.intersection(vars(parameter)), default=None)
 
 
 # All tables, for `find_table`.

@@ -258,9 +258,9 @@ def prepare_parameters(
                 continue
             if not change.is_identity:
                 mark_old_rows(parameter, optimizer)
-            if parameter.frozen is not None and columns == parameter.columns:
-                frozen = change.new_ids(parameter.frozen)
-                parameter.frozen = frozen[frozen >= 0].sort().values
+            if parameter.frozen_rows is not None and columns == parameter.columns:
+                frozen = change.new_ids(parameter.frozen_rows)
+                parameter.frozen_rows = frozen[frozen >= 0].sort().values
 
     return complete
 

@@ -53,10 +53,11 @@ def freeze(layer: nn.Module, ids: Any) -> None:
     """
     table, rows = _check_rows(layer, ids, "freeze")
     with ExclusiveAccess():  # so that a signal handler can't interrupt the change
-        frozen = rows if table.frozen is None else torch.unique(torch.cat([table.frozen, rows]))
+        earlier = table.frozen_rows
+        frozen = rows if earlier is None else torch.unique(torch.cat([earlier, rows]))
         if table.lag is not None:
             table.lag.freeze(rows)
-        table.frozen = frozen if len(frozen) else None
+        table.frozen_rows = frozen if len(frozen) else None
 
 
 def unfreeze(layer: nn.Module, ids: Any = None) -> None:
@@ -74,15 +75,15 @@ def unfreeze(layer: nn.Module, ids: Any = None) -> None:
     """
     table, rows = _check_rows(layer, [] if ids is None else ids, "unfreeze")
     with ExclusiveAccess():
-        if table.frozen is None:
+        if table.frozen_rows is None:
             return
-        is_chosen = torch.isin(table.frozen, rows)
+        is_chosen = torch.isin(table.frozen_rows, rows)
         if ids is None:
             is_chosen = torch.ones_like(is_chosen)
-        frozen = table.frozen[~is_chosen]
+        frozen = table.frozen_rows[~is_chosen]
         if table.lag is not None:
-            table.lag.unfreeze(table.frozen[is_chosen])
-        table.frozen = frozen if len(frozen) else None
+            table.lag.unfreeze(table.frozen_rows[is_chosen])
+        table.frozen_rows = frozen if len(frozen) else None
 
 
 def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tensor]:

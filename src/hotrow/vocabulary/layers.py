@@ -51,7 +51,7 @@ class VocabularyLayers:
 
     def frozen_rows(self) -> Tensor:
         """Return the frozen rows, int64."""
-        frozen = self.weight.frozen if isinstance(self.weight, Table) else None
+        frozen = self.weight.frozen_rows if isinstance(self.weight, Table) else None
         return torch.empty(0, dtype=torch.int64) if frozen is None else frozen
 
     def set_row_count(self, change: RowChange) -> None:

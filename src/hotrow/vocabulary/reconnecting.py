@@ -207,9 +207,11 @@ def _prepare_resized_state(
         with torch._C.DisableTorchFunctionSubclass():
             replace_data(parameter, parameter.data, gradient)
         store_state()
-        if isinstance(parameter, Table) and parameter.frozen is not None and not parameter.columns:
-            frozen = change.new_ids(parameter.frozen)
-            parameter.frozen = frozen[frozen >= 0]
+        if not isinstance(parameter, Table) or parameter.columns:
+            return
+        if parameter.frozen_rows is not None:
+            frozen = change.new_ids(parameter.frozen_rows)
+            parameter.frozen_rows = frozen[frozen >= 0]
 
     return store
 
