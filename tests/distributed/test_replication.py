@@ -499,7 +499,7 @@ def test_a_row_gradient_and_its_dense_copy_have_the_same_hash(dtype, columns):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_nan_with_other_bits_has_the_same_hash(dtype):
+def test_nan_and_zeros_with_other_bits_have_the_same_hash(dtype):
     rows = torch.randn(8, 64).to(dtype)
     rows[3, 5], rows[4, 0] = math.nan, math.inf
     other = rows.clone()
@@ -507,9 +507,12 @@ def test_nan_with_other_bits_has_the_same_hash(dtype):
     other.view(integer)[3, 5] ^= 1  # another NaN
     assert other[3, 5].isnan()
     assert not rows.view(integer).equal(other.view(integer))
+    rows[0, 1], other[0, 1] = 0.0, -0.0
     assert hashing.hash_gradient(rows, False) == hashing.hash_gradient(other, False)
+    assert hashing.hash_values({"exp_avg": rows}) == hashing.hash_values({"exp_avg": other})
     other[4, 0] = math.nan
     assert hashing.hash_gradient(rows, False) != hashing.hash_gradient(other, False)
+    assert hashing.hash_values({"exp_avg": rows}) != hashing.hash_values({"exp_avg": other})
 
 
 def bad_id(count):

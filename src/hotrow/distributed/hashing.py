@@ -50,10 +50,7 @@ def hash_gradient(gradient: Tensor, columns: bool) -> int:
     word_keys = _keys(-1 - torch.arange(word_count, device=rows.device))
     total, count = torch.zeros((), dtype=torch.int64, device=rows.device), _rows_per_block(rows)
     for block, block_ids in zip(torch.split(rows, count), torch.split(ids, count), strict=True):
-        block = (block + 0.0).contiguous()  # + 0.0 replaces -0.0 and copies
-        if block.sum().isnan():
-            block.masked_fill_(block.isnan(), math.nan)
-        sums = block.view(word).long().mul_(word_keys).sum(1)
+        sums = _normalize(block).view(word).long().mul_(word_keys).sum(1)
         halves = torch.stack([sums >> 32, sums & _LOWER_HALF])
         total += _keys(torch.stack([2 * block_ids, 2 * block_ids + 1])).mul_(halves).sum()
     return int(total) % 2**64
@@ -70,12 +67,25 @@ def _keys(numbers: Tensor) -> Tensor:
     return values.bitwise_xor_((values >> 31) & ((1 << 33) - 1))
 
 
+def _normalize(block: Tensor) -> Tensor:
+    """Return a contiguous copy in which -0.0 is 0.0, and all NaN have the same bits."""
+    if not block.is_floating_point():
+        return block.contiguous()
+    block = (block + 0.0).contiguous()
+    if block.sum().isnan():
+        block.masked_fill_(block.isnan(), math.nan)
+    return block
+
+
 def _rows_per_block(rows: Tensor) -> int:
     return max(1, HASHED_VALUES // max(1, rows.shape[1]))
 
 
 def hash_values(values: Mapping[str, Any]) -> bytes:
-    """Return a hash of named values. Tensors are read in blocks, to limit the memory for copies."""
+    """Return a hash of named values, with 0.0 and -0.0 as equal, and all NaN.
+
+    Tensors are read in blocks, to limit the memory for copies.
+    """
     result = hashlib.sha256()
     for name in sorted(values):
         value = values[name]
@@ -83,7 +93,7 @@ def hash_values(values: Mapping[str, Any]) -> bytes:
         if isinstance(value, Tensor) and value.layout == torch.strided:
             rows = value if value.ndim == 2 else value.reshape(-1, 1)
             for block in torch.split(rows, _rows_per_block(rows)):
-                result.update(as_bytes(block).cpu().numpy().data)
+                result.update(as_bytes(_normalize(block)).cpu().numpy().data)
         else:
             result.update(repr(value).encode())
     return result.digest()
