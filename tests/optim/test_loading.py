@@ -155,6 +155,26 @@ def test_a_rule_without_state_saves_no_state_like_torch():
     assert found["state"] == expected["state"] == {}
 
 
+@pytest.mark.parametrize("value", [torch.arange(20.0), None, "third epoch"], ids=type)
+def test_sgd_leaves_a_step_of_the_user_alone(value):
+    results = []
+    for library in (torch, hotrow):
+        torch.manual_seed(0)
+        layer = nn.Embedding(20, 4)
+        if library is hotrow:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert type(layer.weight) is Table
+        optimizer = library.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+        for row in range(3):
+            optimizer.zero_grad()
+            layer(torch.tensor([row, 1])).sum().backward()
+            optimizer.state[layer.weight]["step"] = value
+            optimizer.step()
+        assert optimizer.state[layer.weight]["step"] is value
+        results.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*results)
+
+
 def test_a_hook_can_repair_a_state_before_it_is_checked():
     layer = hotrow.convert(nn.Embedding(20, 4), min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters())

@@ -100,7 +100,8 @@ class RowLag:
             for name, value in loaded.items()
             if value is not None
         }
-        self.ledger = Ledger(rule, group, start_step=int(loaded.get("step", 0)), state=scalars)
+        start_step = int(loaded.get("step", 0)) if rule.has_step_count else 0
+        self.ledger = Ledger(rule, group, start_step=start_step, state=scalars)
         self.ledger.next_entry(group)  # raises an error if the options are invalid
         self._check_memory([loaded[name] for name in initial_slots if loaded.get(name) is not None])
         self.slots: dict[str, Tensor] = {}
