@@ -274,7 +274,9 @@ LONG_RUN = {"steps": 800, "rows": 120, "ids": 5}
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "scale"),
-    closed_form_grid([1.0, 1e-9], lambda name, scale: scale == 1),
+    closed_form_grid(
+        [1.0, 1e-9], lambda name, scale: scale == 1 and name in ("Adam", "RAdam", "SGD", "RMSprop")
+    ),
     ids=label,
 )
 def test_long_gaps_are_no_worse_than_torch(name, kwargs, scale):
@@ -386,7 +388,7 @@ def make_lagging_run(name, kwargs, dtype, gap):
     ("name", "kwargs", "dtype"),
     closed_form_grid(
         [torch.float32, torch.float64, torch.bfloat16],
-        lambda name, dtype: dtype == torch.float32 or name == "SGD",
+        lambda name, dtype: dtype == torch.float32 or name == "AdamW",
     ),
     ids=label,
 )

@@ -1,5 +1,6 @@
 """Test that compare_models detects every error and reports equality only if it is proven."""
 
+import itertools
 import json
 from dataclasses import dataclass
 from enum import Enum
@@ -321,7 +322,10 @@ class Loss(Sums):
 MANY_IDS = torch.randint(500, (5000,), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("model", [Sums, Weighted, Equation, Added, Averages])
+@pytest.mark.parametrize(
+    "model",
+    grid([Sums, Weighted, Equation, Added, Averages], lambda model: model in (Weighted, Averages)),
+)
 def test_sums_of_rows_by_id_are_equal_within_a_proven_bound(model):
     found = run(model, MANY_IDS)
     assert found
@@ -431,8 +435,16 @@ def test_wrong_one_hot_is_caught(monkeypatch):
 SUM_CHANGES = CHANGES | {"off by one row": lambda rows: rows.roll(1, 0)}
 
 
-@pytest.mark.parametrize("model", grid([Sums, Added], lambda model: model is Sums))
-@pytest.mark.parametrize("change", SUM_CHANGES.values(), ids=SUM_CHANGES)
+@pytest.mark.parametrize(
+    ("model", "change"),
+    grid(
+        itertools.product([Sums, Added], SUM_CHANGES.values()),
+        lambda model, change: (
+            model is Sums and change in (SUM_CHANGES["one value"], SUM_CHANGES["off by one row"])
+        ),
+    ),
+    ids=lambda value: next((k for k, v in SUM_CHANGES.items() if v is value), None),
+)
 def test_wrong_sum_of_rows_is_caught(monkeypatch, change, model):
     real = contraction.scatter_rows
     monkeypatch.setattr(contraction, "scatter_rows", lambda *given: change(real(*given)))
