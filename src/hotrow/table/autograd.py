@@ -180,7 +180,9 @@ def row_gradient(
     shape, columns = options.shape, options.columns
     if isinstance(ids, Tensor) and devices.is_on_gpu(ids):
         ids = find_distinct(ids, shape[1 if columns else 0])
-    rows = gradient.reshape(gradient.shape[:-1].numel(), gradient.shape[-1])  # D may be 0
+    rows = gradient
+    if rows.ndim != 2:
+        rows = rows.reshape(rows.shape[:-1].numel(), rows.shape[-1])  # -1 refuses 0 columns
     if options.padding_idx >= 0 and isinstance(ids, DeviceIds):
         ids = ids.without(options.padding_idx)
     elif options.padding_idx >= 0:
