@@ -484,6 +484,19 @@ def test_the_hash_notices_changes_of_rows_with_equal_columns(dtype, columns):
     assert 0 not in hashes
 
 
+@pytest.mark.parametrize("columns", [1, 2, 5, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_hash_notices_changes_of_a_single_row(dtype, columns):
+    rows = torch.randn(40, columns).to(dtype)
+    changes = -1.0, 2.0, 0.5, 256.0, 0.0
+    hashes = {hashing.hash_gradient(rows, False)}
+    for row, scale in itertools.product(range(40), changes):
+        changed = rows.clone()
+        changed[row] *= scale
+        hashes.add(hashing.hash_gradient(changed, False))
+    assert len(hashes) == 1 + 40 * len(changes)
+
+
 @pytest.mark.parametrize("columns", [64, 5])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_row_gradient_and_its_dense_copy_have_the_same_hash(dtype, columns):

@@ -276,6 +276,11 @@ EXTREME_ROWS = [
     ("Adadelta", {"rho": 0.0}, "overflow"),
     ("Adamax", {"betas": (1e-4, 1e-3)}, "overflow"),
     ("RAdam", {"lr": 0.01, "betas": (0.5, 0.5)}, "overflow"),
+    ("Adam", {"betas": (0.0, 0.0), "amsgrad": True}, "overflow"),
+    ("AdamW", {"betas": (0.5, 0.0), "amsgrad": True}, "overflow"),
+    ("NAdam", {"betas": (0.5, 0.0)}, "overflow"),
+    ("RAdam", {"betas": (0.0, 0.0)}, "overflow"),
+    ("Adamax", {"betas": (0.0, 0.0)}, "overflow"),
 ]
 
 

@@ -52,12 +52,12 @@ def hash_gradient(gradient: Tensor, columns: bool) -> int:
     for block, block_ids in zip(torch.split(rows, count), torch.split(ids, count), strict=True):
         sums = _normalize(block).view(word).long().mul_(word_keys).sum(1)
         halves = torch.stack([sums >> 32, sums & _LOWER_HALF])
-        total += _keys(torch.stack([2 * block_ids, 2 * block_ids + 1])).mul_(halves).sum()
+        total += _keys(torch.stack([2 * block_ids + 1, 2 * block_ids + 2])).mul_(halves).sum()
     return int(total) % 2**64
 
 
 def _keys(numbers: Tensor) -> Tensor:
-    """Return the values of the SplitMix64 generator at these positions, as int64.
+    """Return the values of the SplitMix64 generator at these positions, as int64; 0 at 0.
 
     Source: G. Steele et al., Fast splittable pseudorandom number generators, OOPSLA 2014
     """
