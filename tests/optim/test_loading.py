@@ -1,6 +1,7 @@
 """`load_state_dict` accepts what torch accepts, and rejects damaged state before any change."""
 
 import copy
+import math
 import re
 from fractions import Fraction
 
@@ -121,6 +122,7 @@ def test_a_state_dict_loads_in_every_form_that_torch_accepts(change):
         (set_in("group", "amsgrad", []), "amsgrad"),
         (set_in("state", "step", 1.5), "step"),
         (set_in("state", "step", "7"), "step"),
+        (set_in("state", "step", torch.tensor(9.0, dtype=torch.bfloat16)), "beyond 256"),
         (set_in("state", "exp_avg", torch.zeros(3)), "exp_avg"),
         (set_in("state", "exp_avg_sq", 1.0), "exp_avg_sq"),
         (set_in("group", "params", 3), "param_groups"),
@@ -139,6 +141,37 @@ def test_a_damaged_state_is_refused_before_anything_changes(change, match):
     with pytest.raises(HotrowError, match=match):
         optimizer.load_state_dict(state)
     torch.testing.assert_close((layer.weight, optimizer.state_dict()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "problem"),
+    [
+        ("AdamW", "step", torch.tensor(2.5), "is 2.5, but must be a whole number"),
+        ("RAdam", "step", torch.tensor(math.nan), "is nan, but must be a whole number"),
+        ("AdamW", "step", torch.tensor(300, dtype=torch.bfloat16), "can't count beyond 256"),
+        ("AdamW", "step", torch.tensor(5, dtype=torch.float16), "can't count beyond 2048"),
+        ("AdamW", "step", torch.tensor([1.0, 2.0]), r"of shape \(2,\), but must be a number"),
+        ("ASGD", "step", 5, "is of type int, but must be a tensor"),
+        ("ASGD", "eta", torch.tensor(1), "is torch.int64, but must be floating point"),
+        ("NAdam", "mu_product", None, "is of type NoneType, but must be a tensor"),
+    ],
+)
+def test_a_scalar_that_is_not_usable_is_refused_before_anything_changes(name, key, value, problem):
+    layer = hotrow.convert(nn.Embedding(20, 4), min_entries=0)
+    optimizer = getattr(hotrow.optim, name)(layer.parameters())
+    for _ in range(2):
+        layer(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+    assert isinstance(layer.weight, Table)
+    before = layer.weight.detach().clone()
+    earlier, optimizer.state[layer.weight][key] = optimizer.state[layer.weight][key], value
+    layer(torch.tensor([3])).sum().backward()
+    with pytest.raises(HotrowError, match=problem):
+        optimizer.step()
+    assert torch.equal(layer.weight.detach(), before)
+    optimizer.state[layer.weight][key] = earlier
+    optimizer.step()
+    assert not torch.equal(layer.weight.detach(), before)
 
 
 def test_a_state_tensor_that_no_rule_uses_may_have_any_layout():

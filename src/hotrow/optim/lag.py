@@ -21,6 +21,7 @@ from hotrow.kernels.program import FROZEN
 from hotrow.optim import exclusive_access
 from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.ledger import Ledger
+from hotrow.optim.loading import check_scalars
 from hotrow.optim.rule import BEGUN_KEY, ParamGroup, Rule, ScalarState, scalar_dtype
 from hotrow.optim.state import RowState
 from hotrow.optim.updater import RowUpdater
@@ -100,6 +101,8 @@ class RowLag:
             for name, value in loaded.items()
             if value is not None
         }
+        if rule.has_step_count:
+            check_scalars(loaded, ("step", *rule.initial_scalars(group, {})))
         start_step = int(loaded.get("step", 0)) if rule.has_step_count else 0
         self.ledger = Ledger(rule, group, start_step=start_step, state=scalars)
         self.ledger.next_entry(group)  # raises an error if the options are invalid

@@ -15,6 +15,7 @@ from hotrow.table.parameter import Table
 
 _SCALARS = "step", "eta", "mu", "mu_product"
 _MAX_STEP = 1 << 53
+_LAST_COUNTS = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}  # adding 1 changes nothing
 # LinearLR with an end factor of 0 ends at about -1e-18 because of rounding.
 _ROUNDED_ZERO = -1e-12
 # Switches such as `fused` choose how torch computes a step, and some need a parameter on a GPU.
@@ -133,6 +134,22 @@ def check_state(key: Any, state: Any, table: Table, slots: Container[str]) -> No
             raise HotrowError(f"state[{key}][{name!r}] {problem}", fix=_FIX)
 
 
+def check_scalars(state: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise an error if scalars that other code has written to a table's state are not usable."""
+    for name in names:
+        if name not in state:
+            continue
+        value = state[name]
+        problem: str | None = f"is of type {type(value).__name__}, but must be a tensor"
+        if isinstance(value, Tensor):
+            problem = _scalar_problem(name, value)
+        if problem:
+            raise HotrowError(
+                f"optimizer.state[weight][{name!r}] {problem}",
+                fix="write a tensor with a single number",
+            )
+
+
 def _scalar_problem(name: str, value: Any) -> str | None:
     if not _is_number(value):
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
@@ -140,6 +157,11 @@ def _scalar_problem(name: str, value: Any) -> str | None:
     number = float(value)
     if name == "step" and not (0 <= number <= _MAX_STEP and number.is_integer()):
         return f"is {number}, but must be a whole number in 0..2**53"
+    if name == "step" and isinstance(value, Tensor) and value.dtype in _LAST_COUNTS:
+        last = _LAST_COUNTS[value.dtype]
+        return f"is {value.dtype}, in which torch can't count beyond {last}, but must be float32"
+    if name != "step" and isinstance(value, Tensor) and not value.is_floating_point():
+        return f"is {value.dtype}, but must be floating point"
     return None
 
 
