@@ -154,7 +154,7 @@ def _scalar_problem(name: str, value: Any) -> str | None:
     if not _is_number(value):
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
         return f"is of type {type(value).__name__}{shape}, but must be a number"
-    number = float(value)
+    number = float(value.item() if isinstance(value, Tensor) else value)
     if name == "step" and not (0 <= number <= _MAX_STEP and number.is_integer()):
         return f"is {number}, but must be a whole number in 0..2**53"
     if name == "step" and isinstance(value, Tensor) and value.dtype in _LAST_COUNTS:
