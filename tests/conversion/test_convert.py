@@ -69,9 +69,9 @@ def test_two_embeddings_that_share_a_table_train_like_torch():
     torch.testing.assert_close(model[0].weight.data, plain.weight.data, rtol=1e-6, atol=1e-7)
 
 
-def tagged(name, *size):
+def tagged(name):
     """Return an embedding whose weight has an attribute that user code has set."""
-    layer = nn.Embedding(*(size or (9, 3)))
+    layer = nn.Embedding(9, 3)
     setattr(layer.weight, name, True)
     return layer
 
@@ -82,7 +82,7 @@ def test_usual_tags_of_a_parameter_change_nothing(name, after):
     weights = []
     for library in (torch.optim, hotrow.optim):
         torch.manual_seed(0)
-        layer = nn.Embedding(9, 3) if after else tagged(name, 9, 3)
+        layer = nn.Embedding(9, 3) if after else tagged(name)
         if library is hotrow.optim:
             convert(layer, min_entries=0)
             assert isinstance(layer.weight, Table)

@@ -443,6 +443,7 @@ def test_ddp_goes_on_ignoring_tables_in_copies_and_the_names_of_other_code():
         assert names == [both, both, ["1.bias"], ["1.bias"]]
 
 
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHANGES_OF_ROWS = {
     "the sign": torch.neg,
     "the signs of every other column": lambda rows: torch.cat([-rows[:, ::2], rows[:, 1::2]], 1),
@@ -452,7 +453,6 @@ CHANGES_OF_ROWS = {
     "one value": lambda rows: rows.index_fill(0, torch.tensor([7]), 0.25),
     "all bits": lambda rows: rows.view(INTEGERS[rows.itemsize]).bitwise_not().view(rows.dtype),
 }
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_ROWS.values(), ids=CHANGES_OF_ROWS)

@@ -438,16 +438,13 @@ SUM_CHANGES = CHANGES | {"off by one row": lambda rows: rows.roll(1, 0)}
 @pytest.mark.parametrize(
     ("model", "change"),
     grid(
-        itertools.product([Sums, Added], SUM_CHANGES.values()),
-        lambda model, change: (
-            model is Sums and change in (SUM_CHANGES["one value"], SUM_CHANGES["off by one row"])
-        ),
+        itertools.product([Sums, Added], SUM_CHANGES),
+        lambda model, change: model is Sums and change in ("one value", "off by one row"),
     ),
-    ids=lambda value: next((k for k, v in SUM_CHANGES.items() if v is value), None),
 )
 def test_wrong_sum_of_rows_is_caught(monkeypatch, change, model):
-    real = contraction.scatter_rows
-    monkeypatch.setattr(contraction, "scatter_rows", lambda *given: change(real(*given)))
+    real, changed = contraction.scatter_rows, SUM_CHANGES[change]
+    monkeypatch.setattr(contraction, "scatter_rows", lambda *given: changed(real(*given)))
     found = run(model, MANY_IDS)
     assert found.verdict.startswith("NOT equal")
     assert "different" in verdicts(found).values()
