@@ -244,14 +244,15 @@ def check_bag(
         last: torch's `include_last_offset`.
     """
     for name, value in (("offsets", offsets), ("per_sample_weights", weights)):
-        if value is not None and not isinstance(value, Tensor):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
             raise HotrowError(
                 f"{name} is a {type(value).__name__}, but it must be a tensor",
                 fix=f"use torch.tensor({name})",
             )
-        if value is not None:
-            check_layout(value, name)
-            check_device(value, table.device, name)
+        check_layout(value, name)
+        check_device(value, table.device, name)
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise HotrowError(
             "a bag takes ids of shape (B, L) without offsets or (N,) with offsets, "

@@ -237,7 +237,7 @@ def _save_hook(
                 f"{tuple(table.shape)} of the sharded table",
                 fix="save the weight as it is, and change its shape when you load it",
             )
-        state_dict[name] = table.shards.to_global(rows)
+        state_dict[name] = table.shards.to_dtensor(rows)
 
 
 def _load_hook(
@@ -252,4 +252,4 @@ def _load_hook(
                 f"{name} has {count} rows in the state dict, but the sharded table has {rows}",
                 fix="load the state dict of a whole model or of a sharded model",
             )
-        state_dict[name] = table.shards.to_local(state_dict[name])
+        state_dict[name] = table.shards.from_dtensor(state_dict[name])

@@ -80,7 +80,7 @@ class Shards:
         highest, lowest = bounds.chunk(2)
         return torch.equal(highest, -lowest)
 
-    def to_global(self, rows: Tensor) -> Tensor:
+    def to_dtensor(self, rows: Tensor) -> Tensor:
         """Return the DTensor whose local part is `rows`, in the same memory."""
         shape = torch.Size((self.rows, *rows.shape[1:]))
         result: Tensor = DTensor.from_local(
@@ -88,7 +88,7 @@ class Shards:
         )
         return result
 
-    def to_local(self, value: Tensor) -> Tensor:
+    def from_dtensor(self, value: Tensor) -> Tensor:
         """Return the rows of this rank, from a DTensor or from a tensor with all rows."""
         if isinstance(value, DTensor):
             self._check_saving_rank(value.device_mesh)

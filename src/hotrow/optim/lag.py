@@ -93,17 +93,18 @@ class RowLag:
         # Unlike `RowState`, dict's own method doesn't trim the spare memory of the tensors.
         loaded = {name: dict.__getitem__(state, name) for name in state}
         initial_slots = rule.initial_slots(group)
-        if rule.has_step_count and loaded and "step" not in loaded:
-            raise _missing("step", f"it has {next(iter(loaded))!r}")
+        start_step = 0
+        if rule.has_step_count and loaded:
+            if "step" not in loaded:
+                raise _missing("step", f"it has {next(iter(loaded))!r}")
+            check_scalars(loaded, ("step", *rule.initial_scalars(group, {})))
+            start_step = int(loaded["step"])
         # The ledger must not refer to the slots, but SGD's rule checks whether they exist.
         scalars = {
             name: True if name in initial_slots else value
             for name, value in loaded.items()
             if value is not None
         }
-        if rule.has_step_count:
-            check_scalars(loaded, ("step", *rule.initial_scalars(group, {})))
-        start_step = int(loaded.get("step", 0)) if rule.has_step_count else 0
         self.ledger = Ledger(rule, group, start_step=start_step, state=scalars)
         self.ledger.next_entry(group)  # raises an error if the options are invalid
         self._check_memory([loaded[name] for name in initial_slots if loaded.get(name) is not None])

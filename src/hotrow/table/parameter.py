@@ -217,11 +217,11 @@ class Table(nn.Parameter):
     def to_dtensor(self, value: Tensor) -> Tensor:
         """If this table is sharded, convert a `value` of the table's shape to a DTensor."""
         has_shape = self.shards is not None and value.shape == self.shape
-        return self.shards.to_global(value) if self.shards is not None and has_shape else value
+        return self.shards.to_dtensor(value) if self.shards is not None and has_shape else value
 
     def from_dtensor(self, value: Tensor) -> Tensor:
         """Return this process's rows from a saved table or a saved optimizer state tensor."""
-        return value if self.shards is None or not value.ndim else self.shards.to_local(value)
+        return value if self.shards is None or not value.ndim else self.shards.from_dtensor(value)
 
     @property
     def raw_data(self) -> Tensor:

@@ -115,10 +115,10 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     def change_rows(self, change: RowChange) -> tuple[Shards[_Table], RowChange]:
         """Return the table's shards after `change`, and the change to each process's rows."""
 
-    def to_global(self, rows: Tensor) -> Tensor:
+    def to_dtensor(self, rows: Tensor) -> Tensor:
         """Return a DTensor whose local part is `rows`, for a checkpoint."""
 
-    def to_local(self, value: Tensor) -> Tensor:
+    def from_dtensor(self, value: Tensor) -> Tensor:
         """Return this process's rows from a DTensor, or from a saved tensor with all rows."""
 
 

@@ -258,11 +258,16 @@ def prepare_parameters(
                 continue
             if not change.is_identity:
                 mark_old_rows(parameter, optimizer)
-            if parameter.frozen_rows is not None and columns == parameter.columns:
-                frozen = change.new_ids(parameter.frozen_rows)
-                parameter.frozen_rows = frozen[frozen >= 0].sort().values
+            move_frozen_rows(parameter, change, columns)
 
     return complete
+
+
+def move_frozen_rows(table: Table, change: RowChange, columns: bool) -> None:
+    """Keep the remaining frozen rows frozen at their new ids, if the change is along their axis."""
+    if table.frozen_rows is not None and columns == table.columns:
+        frozen = change.new_ids(table.frozen_rows)
+        table.frozen_rows = frozen[frozen >= 0].sort().values
 
 
 def _describe(change: RowChange) -> str:

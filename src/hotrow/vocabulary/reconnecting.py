@@ -13,7 +13,12 @@ from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.table.autograd import leave_inference_mode, replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.changing import agree_on_rows, change_gradient, prepare_parameters
+from hotrow.vocabulary.changing import (
+    agree_on_rows,
+    change_gradient,
+    move_frozen_rows,
+    prepare_parameters,
+)
 from hotrow.vocabulary.layers import check_in_memory
 from hotrow.vocabulary.states import check_owner, prepare_state, row_tensors, rule_of, unwrap
 
@@ -207,11 +212,8 @@ def _prepare_resized_state(
         with torch._C.DisableTorchFunctionSubclass():
             replace_data(parameter, parameter.data, gradient)
         store_state()
-        if not isinstance(parameter, Table) or parameter.columns:
-            return
-        if parameter.frozen_rows is not None:
-            frozen = change.new_ids(parameter.frozen_rows)
-            parameter.frozen_rows = frozen[frozen >= 0]
+        if isinstance(parameter, Table):
+            move_frozen_rows(parameter, change, columns=False)
 
     return store
 
