@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import pickle
+import re
 import warnings
 from unittest.mock import patch
 
@@ -509,6 +510,18 @@ def test_a_row_gradient_and_its_dense_copy_have_the_same_hash(dtype, columns):
     assert found == hashing.hash_gradient(dense.t().contiguous(), True)
     assert found == hashing.hash_gradient(dense + 0.0, False)  # without -0.0
     assert found != 0
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (0, 2), (5, 0), (5, 1), (1, 2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_strides_of_a_gradient_do_not_change_its_hash(dtype, shape):
+    gradient = torch.randn(shape).to(dtype)
+    strided = gradient.new_empty(shape[0], 3 * shape[1])[:, ::3]
+    variants = [gradient, gradient.t().contiguous().t(), strided.copy_(gradient)]
+    found = {hashing.hash_gradient(each, False) for each in variants}
+    found |= {hashing.hash_gradient(each.t(), True) for each in variants}
+    assert len(found) == 1
+    assert (found == {0}) == (gradient.numel() == 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -1094,7 +1107,7 @@ def load_optimizer_state(count, on_all_ranks, steps):
     layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
     assert isinstance(layer.weight, Table)
     optimizer = hotrow.optim.Adagrad(layer.parameters(), lr=0.1)
-    state = {"step": torch.tensor(3.0), "sum": torch.ones(7, 3)}
+    state = {"step": torch.tensor(float(steps)), "sum": torch.ones(7, 3)}
     saved = {"state": {0: state}, "param_groups": optimizer.state_dict()["param_groups"]}
 
     def step():
@@ -1121,6 +1134,42 @@ def test_optimizer_states_are_compared_after_one_was_loaded(on_all_ranks, steps)
         for error in errors:
             assert (error is None) == on_all_ranks
             assert on_all_ranks or "with loaded state=none, but rank 1 with loaded state=" in error
+
+
+def forget_optimizer_state(count, name, options, how):
+    """Train with a new or an empty optimizer state on rank 1 or on all ranks."""
+    rank = dist.get_rank()
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    make = getattr(hotrow.optim, name)
+    optimizer = make(layer.parameters(), lr=0.1, **options)
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.tensor([1 + rank])).sum().backward()
+        optimizer.step()
+
+    for _ in range(2):
+        step()
+    before = layer.weight.detach().clone()
+    if how == "new on all ranks" or (how == "new" and rank == 1):
+        optimizer = make(layer.parameters(), lr=0.1, **options)
+    elif how == "cleared" and rank == 1:
+        optimizer.state.clear()
+    error = error_text(step)
+    return error, torch.equal(before, layer.weight), {"weight": layer.weight.detach()}
+
+
+@pytest.mark.parametrize("how", ["new", "cleared", "new on all ranks"])
+@pytest.mark.parametrize(
+    ("name", "options"), [("AdamW", {}), ("SGD", {"momentum": 0.9}), ("Adagrad", {})]
+)
+def test_an_optimizer_state_that_starts_again_on_one_rank_raises(name, options, how):
+    results = rank_processes(2).run(forget_optimizer_state, 2, name, options, how)
+    assert_all_the_same([values for *_, values in results])
+    for error, is_unchanged, _ in results:
+        assert is_unchanged == (error is not None) == (how != "new on all ranks")
+        assert error is None or re.search(r"with state=\w.*, but rank 1 with state=\w", error)
 
 
 def load_start_values(count):

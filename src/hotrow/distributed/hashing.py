@@ -50,7 +50,8 @@ def hash_gradient(gradient: Tensor, columns: bool) -> int:
     word_keys = _keys(-1 - torch.arange(word_count, device=rows.device))
     total, count = torch.zeros((), dtype=torch.int64, device=rows.device), _rows_per_block(rows)
     for block, block_ids in zip(torch.split(rows, count), torch.split(ids, count), strict=True):
-        sums = _normalize(block).view(word).long().mul_(word_keys).sum(1)
+        words = as_bytes(_normalize(block)).view(word).view(len(block), word_count)
+        sums = words.long().mul_(word_keys).sum(1)
         halves = torch.stack([sums >> 32, sums & _LOWER_HALF])
         total += _keys(torch.stack([2 * block_ids + 1, 2 * block_ids + 2])).mul_(halves).sum()
     return int(total) % 2**64

@@ -57,9 +57,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     example for a checkpoint, the other ranks settle theirs before the next step. If other code
     writes to a copy, for example with `load_state_dict`, it must write the same values on every
     rank. The next lookup for training compares the copies, and raises an error if they differ. A
-    step raises an error if the optimizer's options, the states that it has loaded, or the gradients
-    differ, for example because a hook of the weight adds noise to the average. See
-    docs/scale.md for writes that aren't noticed.
+    step raises an error if the optimizer's options, the step counts of the states, the states that
+    it has loaded, or the gradients differ, for example because a hook of the weight adds noise to
+    the average. See docs/scale.md for writes that aren't noticed.
 
     Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
     without data passes an empty batch. If one rank has an invalid id, the lookup raises an error on

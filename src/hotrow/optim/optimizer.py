@@ -349,7 +349,8 @@ class RowOptimizer(_Optimizer):
             kind = StepKind.DENSE
             if isinstance(gradient, RowGradient) and reasons[index] is None:
                 kind = gradient.step_kind
-            kind = replicas.prepare_step(table, self._describe_options(group), loaded, kind)
+            options = {**self._describe_options(group), "state": self._describe_state(table, group)}
+            kind = replicas.prepare_step(table, options, loaded, kind)
             if kind == StepKind.DENSE:
                 reasons[index] = reasons[index] or ("another rank takes one", "")
             elif kind == StepKind.ALL_ROWS:
@@ -360,6 +361,19 @@ class RowOptimizer(_Optimizer):
         """Return the optimizer's name and its options as text, to compare them between ranks."""
         options = {name: option_text(group.get(name)) for name in sorted(self.defaults)}
         return {"optimizer": self.rule.name, **options}
+
+    def _describe_state(self, table: Table, group: ParamGroup) -> str:
+        """Return the step count and the slots of a table's state, to compare them between ranks."""
+        state = self.state.get(table, {})
+        names = ["step"] * self.rule.has_step_count + list(self.rule.initial_slots(group))
+        # dict's own method doesn't settle the rows.
+        values = {name: dict.get(state, name) for name in names}
+        known = [
+            f"step {option_text(value)}" if name == "step" else name
+            for name, value in values.items()
+            if value is not None
+        ]
+        return ", ".join(known) or "none"
 
     def _dense_step(
         self,
