@@ -162,21 +162,24 @@ def test_a_checkpoint_of_torch_loads_into_shards_and_back(name, tmp_path):
         torch.testing.assert_close(value, expected[key])
 
 
-def wrong_tables(count):
+def wrong_tables(count, rows):
     model = distribute(converted_model(), "shard", count)
     optimizer = make_optimizer("AdamW", model)
     other = make_optimizer("AdamW", converted_model())
     state = other.state_dict()
-    state["state"][0] = {"exp_avg": torch.zeros(7, 6), "step": torch.tensor(1.0)}
+    state["state"][0] = {"exp_avg": torch.zeros(rows, 6), "step": torch.tensor(1.0)}
     before = state_values(model, optimizer)
     error = error_text(optimizer.load_state_dict, state)
     after = state_values(model, optimizer)
     return error, all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_the_state_of_another_table_raises():
-    for error, unchanged in rank_processes(2).run(wrong_tables, 2):
-        assert "state[0]['exp_avg'] has shape (7, 6)" in error
+@pytest.mark.parametrize("rows", [7, 51])  # 51: as many as rank 0 has
+def test_the_state_of_another_table_raises(rows):
+    for error, unchanged in rank_processes(2).run(wrong_tables, 2, rows):
+        assert (
+            f"state[0]['exp_avg'] has shape ({rows}, 6), but its table has shape (101, 6)" in error
+        )
         assert unchanged
 
 

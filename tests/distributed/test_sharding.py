@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import pickle
+import threading
 import time
 import warnings
 from unittest.mock import patch
@@ -1223,6 +1224,54 @@ def test_ranks_cannot_mix_up_a_table_and_its_copy(method):
         assert error is not None
         assert "the ranks run different operations" in error
         assert "look up ids in a copy of weight" in error
+
+
+def use_tables_in_two_threads(method, operation):
+    """Run an operation while another thread exchanges messages, and then once more."""
+    layer = distribute(hotrow.convert(nn.Embedding(7, 3), min_entries=0), method, 2)
+    table = layer.weight
+    assert isinstance(table, Table)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=1.0)
+    loss = layer(torch.tensor([1, 6])).sum()
+    if operation != "backward":
+        loss.backward()
+    run = {
+        "look up": lambda: layer(torch.tensor([1, 6])),
+        "backward": lambda: loss.backward(retain_graph=True),
+        "norm": lambda: table.grad.norm(),
+        "step": optimizer.step,
+        "resize": lambda: hotrow.vocabulary.resize(layer, 9, optimizer),
+    }[operation]
+    ready, done = threading.Event(), threading.Event()
+
+    def exchange():
+        with (table.shards or table.replicas).ranks.one_thread():
+            ready.set()
+            done.wait()
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    ready.wait()
+    before = table.detach().clone()
+    if operation == "resize":
+        optimizer.zero_grad()
+    error = error_text(run)
+    done.set()
+    thread.join()
+    return error, torch.equal(before, table), error_text(run)
+
+
+@pytest.mark.parametrize(
+    ("method", "operation"),
+    [("shard", each) for each in ("look up", "backward", "norm", "resize")]
+    + [("replicate", each) for each in ("look up", "backward", "step", "resize")],
+)
+def test_two_threads_cannot_mix_their_messages(method, operation):
+    results = rank_processes(2).run(use_tables_in_two_threads, method, operation)
+    for rank, (error, is_unchanged, later) in enumerate(results):
+        assert f"two threads of rank {rank} use sharded or replicated tables" in error
+        assert is_unchanged
+        assert later is None
 
 
 class Shifted(torch.Tensor):

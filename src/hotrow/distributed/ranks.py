@@ -11,10 +11,12 @@ With W ranks, each rank sends a 16-byte header to each of the W - 1 other ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,22 @@ STEP = "take a step"  # the name of an operation
 FAILED = -1  # a rank with an error sends this code instead of the operation's code
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _in_one_thread(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a method of `Ranks` raise an error if another thread is exchanging messages."""
+
+    @functools.wraps(method)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        ranks: Any = args[0]
+        with ranks.one_thread():
+            return method(*args, **kwargs)
+
+    return run
+
+
 class Ranks:
     """The ranks of a process group, and collectives over them.
 
@@ -39,10 +57,27 @@ class Ranks:
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
         self.exchange_count = 0  # the number of differentiable exchanges; the same on all ranks
+        self._lock = threading.RLock()
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
         self.members = frozenset(dist.get_process_group_ranks(group))
 
+    @contextlib.contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Raise an error if another thread is in such a block: their messages would mix."""
+        if not self._lock.acquire(blocking=False):
+            raise HotrowError(
+                f"two threads of rank {self.rank} use sharded or replicated tables at the same "
+                "time, so their messages to the other ranks would mix",
+                fix="look up rows in one thread: collectives must run in the same order on all "
+                "ranks",
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @_in_one_thread
     def all_gather(self, operation: str, value: Any, failure: Exception | None = None) -> list[Any]:
         """Return the values of all ranks; a value can be any picklable object.
 
@@ -67,6 +102,7 @@ class Ranks:
             raise error
         return [value for value, _ in answers]
 
+    @_in_one_thread
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
@@ -90,6 +126,7 @@ class Ranks:
         counts = [value] * self.count
         return self.exchange_counts(operation, counts, failure, fix, replicas_wait=True)
 
+    @_in_one_thread
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
         """Return the norm of a tensor split over the ranks, given the norm of this rank's part."""
         if math.isinf(order):
@@ -101,10 +138,12 @@ class Ranks:
         dist.all_reduce(power, group=self.group)
         return (power ** (1 / order)).to(local_norm.dtype)
 
+    @_in_one_thread
     def all_reduce_max(self, value: Tensor) -> None:
         """Set `value` to its maximum over all ranks, in place."""
         dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
 
+    @_in_one_thread
     def exchange_counts(
         self,
         operation: str,
@@ -259,26 +298,27 @@ class AllToAll(torch.autograd.Function):
             HotrowError: on every rank, if the ranks run the backward passes of different exchanges.
         """
         ranks = ctx.ranks
-        operation = f"send back the gradients of lookup {ctx.exchange}"
-        has_replicas = ctx.fail_replicas is not None
-        try:
-            ranks.exchange_counts(operation, [0] * ranks.count, replicas_wait=has_replicas)
-        except Exception as error:
-            if has_replicas:
-                ctx.fail_replicas(error)
-            raise
-        shares = [
-            torch.zeros(shape, dtype=dtype, device=ranks.device)
-            if gradient is None
-            else gradient / ranks.count
-            for gradient, (shape, dtype) in zip(gradients, ctx.output_metadata, strict=True)
-        ]
-        is_used = [[gradient is not None for gradient in gradients]]
-        ones = [1] * ranks.count  # send one row of `is_used` to each rank
-        shares.append(torch.tensor(is_used * ranks.count, device=ranks.device))
-        *row_gradients, used_by_rank = ranks.all_to_all(
-            shares, [*ctx.receive_counts, ones], [*ctx.send_counts, ones]
-        )
+        with ranks.one_thread():
+            operation = f"send back the gradients of lookup {ctx.exchange}"
+            has_replicas = ctx.fail_replicas is not None
+            try:
+                ranks.exchange_counts(operation, [0] * ranks.count, replicas_wait=has_replicas)
+            except Exception as error:
+                if has_replicas:
+                    ctx.fail_replicas(error)
+                raise
+            shares = [
+                torch.zeros(shape, dtype=dtype, device=ranks.device)
+                if gradient is None
+                else gradient / ranks.count
+                for gradient, (shape, dtype) in zip(gradients, ctx.output_metadata, strict=True)
+            ]
+            is_used = [[gradient is not None for gradient in gradients]]
+            ones = [1] * ranks.count  # send one row of `is_used` to each rank
+            shares.append(torch.tensor(is_used * ranks.count, device=ranks.device))
+            *row_gradients, used_by_rank = ranks.all_to_all(
+                shares, [*ctx.receive_counts, ones], [*ctx.send_counts, ones]
+            )
         return (
             None,
             None,

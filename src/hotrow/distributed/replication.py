@@ -57,9 +57,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     example for a checkpoint, the other ranks settle theirs before the next step. If other code
     writes to a copy, for example with `load_state_dict`, it must write the same values on every
     rank. The next lookup for training compares the copies, and raises an error if they differ. A
-    step raises an error if the optimizer's options, the step counts of the states, the states that
-    it has loaded, or the gradients differ, for example because a hook of the weight adds noise to
-    the average. See docs/scale.md for writes that aren't noticed.
+    step raises an error if the optimizer's options, its initial or loaded states, or the gradients
+    differ, for example because a hook of the weight adds noise to the average. See docs/scale.md
+    for writes that aren't noticed.
 
     Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
     without data passes an empty batch. If one rank has an invalid id, the lookup raises an error on
@@ -82,8 +82,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends another header for
     each table. If the tables are also sharded, each lookup and step sends another header to the
     ranks with other rows. After other code has written to a table, the next lookup for training
-    hashes the table. After `optimizer.load_state_dict`, the next step hashes the table's state.
-    Each step merges and hashes the rows of the gradient.
+    hashes the table. The first step of an optimizer, and the first after `load_state_dict`, hash
+    the table's state. Each step merges and hashes the rows of the gradient.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -168,10 +168,11 @@ class _Replicas:
         """Gather the row gradients of all ranks in rank order, divided by the number of ranks."""
         ranks, storage = self.ranks, gradient.merge().row_storage.drop_empty()
         operation = f"average the gradient of {self.name}"
-        counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
         id_dtype = torch.int32 if gradient.count < 2**31 else torch.int64
         shares = [storage.ids.to(id_dtype), storage.rows / ranks.count]
-        ids, rows = ranks.all_gather_rows(shares, counts)
+        with ranks.one_thread():
+            counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
+            ids, rows = ranks.all_gather_rows(shares, counts)
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
     def prepare_look_up(self, table: Table, failure: Exception | None = None) -> None:
@@ -222,21 +223,24 @@ class _Replicas:
         self,
         table: Table,
         options: Mapping[str, str],
-        loaded: Mapping[str, Any] | None,
+        state: Mapping[str, Any] | None,
         kind: StepKind,
     ) -> StepKind:
         """Check that all ranks step with the same options, and settle rows on all ranks or none.
 
-        `loaded` is the optimizer state if it was loaded after the last step, or None. Return the
-        highest kind of all ranks, so that all ranks take the same kind of step.
+        `state` is the optimizer state, or None if the optimizer has compared it in an earlier step
+        and has not loaded another one since. Return the highest kind of all ranks, so that all
+        ranks take the same kind of step.
 
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
-        state = "none" if loaded is None else hash_values(loaded).hex()
-        options = {"table": self.name, **options, "loaded state": state}
-        if self.ranks.count > 1 and table.grad is not None:
-            options["gradient"] = f"{hash_gradient(table.grad, table.columns):x}"
+        options = {"table": self.name, **options}
+        if self.ranks.count > 1:
+            compared = "compared before" if state is None else hash_values(state).hex()
+            options["hash of the state"] = compared
+            if table.grad is not None:
+                options["gradient"] = f"{hash_gradient(table.grad, table.columns):x}"
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = hash_text(repr(options))
@@ -270,7 +274,7 @@ class _Replicas:
             error = HotrowError(
                 f"rank 0 steps the replicated table {first['table']} with "
                 f"{name}={first.get(name)}, but rank {rank} with {name}={other.get(name)}",
-                fix="use the same optimizer with the same options and loaded state on every rank, "
+                fix="use the same optimizer with the same options and state on every rank, "
                 "and step the tables in the same order",
             )
         mark_on_all_ranks(error)

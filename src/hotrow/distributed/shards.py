@@ -185,10 +185,11 @@ class ShardedRowChange(RowChange):
             failure = error
         operation = f"move rows of {self.old.name}"
         try:
-            receive_counts = ranks.exchange_counts(operation, send_counts, failure)
+            with ranks.one_thread():
+                receive_counts = ranks.exchange_counts(operation, send_counts, failure)
+                (kept,) = ranks.all_to_all([moved], [send_counts], [receive_counts])
         finally:
             failure = None  # drop the error, whose traceback refers to the rows
-        (kept,) = ranks.all_to_all([moved], [send_counts], [receive_counts])
         # The kept rows arrive in the order of their old ranks, and then of their new ids.
         order = self._owners(sources).sort(stable=True).indices
         result[order[len(sources) - len(kept) :]] = kept
@@ -274,18 +275,20 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
         failure = error
     totals = [sum(counts) for counts in zip(*send_counts, strict=True)]
     tables = [request.table for request in requests]
-    received_totals = _exchange_counts(ranks, operation, totals, tables, failure)
-    received_ids, receive_counts = _send_ids(
-        ranks, shards, [rows for rows, _ in distinct_ids], send_counts, received_totals
-    )
-    local_rows = [
-        request.look_up_locally(ids) for request, ids in zip(requests, received_ids, strict=True)
-    ]
-    replicated = _first_replicated(tables)
-    fail_replicas = None
-    if replicated is not None and needs_gradient(replicated):  # its backward pass gathers gradients
-        fail_replicas = partial(_fail_replicas, replicated)
-    all_rows = AllToAll.apply(ranks, receive_counts, send_counts, fail_replicas, *local_rows)  # type: ignore[no-untyped-call]
+    with ranks.one_thread():
+        received_totals = _exchange_counts(ranks, operation, totals, tables, failure)
+        received_ids, receive_counts = _send_ids(
+            ranks, shards, [rows for rows, _ in distinct_ids], send_counts, received_totals
+        )
+        local_rows = [
+            request.look_up_locally(ids)
+            for request, ids in zip(requests, received_ids, strict=True)
+        ]
+        replicated, fail_replicas = _first_replicated(tables), None
+        # The backward pass of such a table gathers gradients.
+        if replicated is not None and needs_gradient(replicated):
+            fail_replicas = partial(_fail_replicas, replicated)
+        all_rows = AllToAll.apply(ranks, receive_counts, send_counts, fail_replicas, *local_rows)  # type: ignore[no-untyped-call]
     return [(*ids, rows) for ids, rows in zip(distinct_ids, all_rows, strict=True)]
 
 

@@ -170,8 +170,11 @@ def _slot_problem(name: str, value: Any, table: Table) -> str | None:
     if not isinstance(value, Tensor):
         # torch stores None for a momentum buffer that it has not created yet.
         return None if value is None else f"is of type {type(value).__name__}, not a tensor"
-    if value.shape != table.shape:
-        return f"has shape {tuple(value.shape)}, but its table has shape {tuple(table.shape)}"
+    expected = tuple(table.shape)
+    if table.shards is not None:
+        expected = table.shards.rows, *expected[1:]
+    if tuple(value.shape) != expected:
+        return f"has shape {tuple(value.shape)}, but its table has shape {expected}"
     if value.layout != torch.strided or value.is_meta or value.is_complex():
         layout = str(value.layout).removeprefix("torch.")
         return f"is a {layout} {value.dtype} tensor on {value.device}, but must be dense and real"

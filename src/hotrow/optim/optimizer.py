@@ -113,7 +113,8 @@ class RowOptimizer(_Optimizer):
     """
 
     _count = 0  # the number of steps that this object has taken
-    _loaded: frozenset[Table] = frozenset()  # the tables without a step since the last load
+    # The replicated tables whose states the ranks have compared since the last load.
+    _compared: frozenset[Table] = frozenset()
     rule: ClassVar[Rule]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
 
@@ -269,7 +270,7 @@ class RowOptimizer(_Optimizer):
                 for group, table in tables
                 if (gradient := table.grad) is not None
             ]
-        must_agree = bool(self._loaded)
+        must_agree = False
         for _, table, _ in gradients:
             if table.synchronized is not None:
                 refuse_unsynchronized(table)
@@ -331,7 +332,7 @@ class RowOptimizer(_Optimizer):
             for table in tables:  # another rank may have stepped it
                 table.equal_version = None
             raise
-        self._loaded -= {table for _, table, _ in gradients}
+        self._compared |= {*tables}
         equal = [table for table in tables if table.has_equal_replicas]
         for table in equal:
             table.equal_version = None  # until the step is complete: it may fail on one rank
@@ -345,12 +346,15 @@ class RowOptimizer(_Optimizer):
     ) -> None:
         for replicas, index in sorted(prepared, key=lambda each: each[0].sort_key):
             group, table, gradient = gradients[index]
-            loaded = self.state.get(table, {}) if table in self._loaded else None
             kind = StepKind.DENSE
             if isinstance(gradient, RowGradient) and reasons[index] is None:
                 kind = gradient.step_kind
-            options = {**self._describe_options(group), "state": self._describe_state(table, group)}
-            kind = replicas.prepare_step(table, options, loaded, kind)
+            names = self._state_names(table, group)
+            options = {**self._describe_options(group), "state": self._describe_state(table, names)}
+            state = None
+            if table not in self._compared:
+                state = {name: self.state[table][name] for name in names}
+            kind = replicas.prepare_step(table, options, state, kind)
             if kind == StepKind.DENSE:
                 reasons[index] = reasons[index] or ("another rank takes one", "")
             elif kind == StepKind.ALL_ROWS:
@@ -362,18 +366,17 @@ class RowOptimizer(_Optimizer):
         options = {name: option_text(group.get(name)) for name in sorted(self.defaults)}
         return {"optimizer": self.rule.name, **options}
 
-    def _describe_state(self, table: Table, group: ParamGroup) -> str:
-        """Return the step count and the slots of a table's state, to compare them between ranks."""
+    def _state_names(self, table: Table, group: ParamGroup) -> list[str]:
+        """Return the names of the slots and scalars in a table's state."""
+        names = "step", *self.rule.initial_slots(group), *self.rule.initial_scalars(group, {})
         state = self.state.get(table, {})
-        names = ["step"] * self.rule.has_step_count + list(self.rule.initial_slots(group))
-        # dict's own method doesn't settle the rows.
-        values = {name: dict.get(state, name) for name in names}
-        known = [
-            f"step {option_text(value)}" if name == "step" else name
-            for name, value in values.items()
-            if value is not None
-        ]
-        return ", ".join(known) or "none"
+        # dict's own methods don't settle the rows.
+        return [name for name in names if dict.get(state, name) is not None]
+
+    def _describe_state(self, table: Table, names: list[str]) -> str:
+        """Return the names in a table's state, and its step count."""
+        steps = [option_text(dict.get(self.state[table], "step"))] if "step" in names else []
+        return ", ".join([*names, *steps]) or "none"
 
     def _dense_step(
         self,
@@ -628,7 +631,7 @@ class RowOptimizer(_Optimizer):
         finally:
             handle.remove()
             if self.state is not before:
-                self._loaded = frozenset(table for _, table in find_tables(self.param_groups))
+                self._compared = frozenset()
                 for group, table in find_tables(self.param_groups):
                     table.record_optimizer(self)
                     if table.backing is not None:
@@ -665,12 +668,12 @@ class RowOptimizer(_Optimizer):
                 slots = self.rule.initial_slots({**group, **saved})
             for key, table in of_group.items():
                 state = state_dict["state"].get(key, {})
-                if isinstance(state, Mapping) and state:
-                    state_dict["state"][key] = state = {
+                check_state(key, state, table, slots)
+                if state:
+                    state_dict["state"][key] = {
                         k: table.from_dtensor(v) if isinstance(v, Tensor) else v
                         for k, v in state.items()
                     }
-                check_state(key, state, table, slots)
             tables |= of_group
         for table in tables.values():
             table.close_lag()
@@ -694,5 +697,5 @@ class RowOptimizer(_Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         for _, table in find_tables(self.param_groups):
             self.table_state(table)  # read from the folder if not done yet
-        result: dict[str, Any] = super().__getstate__()
-        return {**result, "_loaded": self._loaded} if self._loaded else result
+        state: dict[str, Any] = super().__getstate__()
+        return state

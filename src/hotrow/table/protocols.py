@@ -139,13 +139,13 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         self,
         table: _Table,
         options: Mapping[str, str],
-        loaded: Mapping[str, Any] | None,
+        state: Mapping[str, Any] | None,
         kind: StepKind,
     ) -> StepKind:
         """Prepare a step so that all replicas stay bit-identical.
 
-        Check that the options are equal, and settle all rows if any process has done so. `loaded`
-        is the optimizer state if it was loaded after the last step, or None.
+        Check that the options are equal, and settle all rows if any process has done so. `state`
+        is the optimizer state if the processes must compare it, or None.
 
         Return the highest kind of all processes, which all of them must use.
         """

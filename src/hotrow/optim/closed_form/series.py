@@ -209,8 +209,9 @@ class PowerSeries(MissedStepSums):
         # With stronger decay, changes outside the window would not be negligible relative to w.
         is_weak = factor > 0 and min(factor, 1.0) ** self.window >= MIN_DECAY
         usable = coupled_decay == 0 and is_weak and root > 0 and bool(self.window)
-        # With b2 = 0, torch's step turns an infinite v into 0 * inf = NaN.
-        usable = usable and b2 > 0 and (eps == 0 or MIN_EPS <= eps <= MAX_EPS)
+        # With b2 = 0, torch's step turns an infinite v into 0 * inf = NaN. With eps = 0, the step
+        # depends on how v underflows: in torch, v can stop at the smallest number above 0.
+        usable = usable and b2 > 0 and MIN_EPS <= eps <= MAX_EPS
         if not (usable and math.isfinite(size) and math.isfinite(factor)):
             sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR]
             self.first_step = i + 1
