@@ -229,3 +229,135 @@ def test_a_class_that_refuses_subclasses_is_named_and_the_rest_is_converted():
     )
     with pytest.raises(HotrowError, match="Final is final: convert the modules inside it"):
         convert(nn.Sequential(Concrete(), Final()), to="matmul")
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(9, 3)
+
+    def uses_scale(self):
+        return True
+
+    def act(self, x):
+        return 3 * x
+
+    def forward(self, ids):
+        x = self.act(self.items(ids))
+        return 2 * x if self.uses_scale else x
+
+
+class WithAttribute(Base):
+    uses_scale = False
+
+
+class WithProperty(Base):
+    uses_scale = property(lambda self: False)
+
+
+class WithStaticMethod(Base):
+    act = staticmethod(torch.relu)
+
+
+class WithClassMethod(Base):
+    @classmethod
+    def act(cls, x, scale=1.0):
+        return x if torch.is_tensor(x) else 3 * scale
+
+
+class WithFunctionOfTorch(Base):
+    act = torch.tanh
+
+
+class WithModule(Base):
+    act = nn.ReLU()
+
+
+class WithNames(Base):
+    _direction = "left"
+    _original = False
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("_min_entries", torch.tensor(2.0))
+
+    def act(self, x):
+        assert not self._original
+        return x * self._min_entries if self._direction == "left" else x
+
+
+class AsksForItsClass(Base):
+    uses = 0
+
+    def act(self, x):
+        type(self).uses += 1
+        type(self).scale = lambda self, x: 5 * x
+        assert self.__class__ is AsksForItsClass
+        assert type(self) == AsksForItsClass  # noqa: E721
+        assert isinstance(original, type(self))
+        assert {AsksForItsClass: 1}[type(self)]
+        is_overridden = type(self).act is not AsksForItsClass.act
+        return super(self.__class__, self).act(x) if is_overridden else self.scale(x)
+
+
+original = AsksForItsClass()
+
+
+@pytest.mark.parametrize("to", ["lookup", "matmul"])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        WithAttribute,
+        WithProperty,
+        WithStaticMethod,
+        WithClassMethod,
+        WithFunctionOfTorch,
+        WithModule,
+        WithNames,
+        AsksForItsClass,
+    ],
+)
+def test_a_converted_module_finds_what_its_class_defines(cls, to):
+    model = cls()
+    ids = torch.tensor([1, 8, 1])
+    expected = model(ids)
+    convert(model, to, min_entries=0)
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=0)
+
+
+def test_a_module_may_be_called_by_its_class():
+    class Calls(Base):
+        def act(self, x):
+            return super(self.__class__, self).act(x)
+
+    model, ids = Calls(), torch.tensor([1])
+    expected = model(ids)
+    assert torch.equal(convert(model, min_entries=0)(ids), expected)
+
+
+def test_the_class_of_a_converted_module_can_be_assigned():
+    model, ids = convert(WithAttribute(), min_entries=0), torch.tensor([1])
+    model.__class__ = WithProperty
+    assert type(model) is WithProperty
+    assert torch.equal(model(ids), 3 * model.items(ids))
+
+
+class Registered(type):
+    names = set()  # noqa: RUF012
+
+    def __init__(cls, name, bases, members):
+        super().__init__(name, bases, members)
+        if name in Registered.names:
+            raise KeyError(f"{name} exists already")
+        Registered.names.add(name)
+
+
+class OfARegistry(Body, metaclass=Registered):
+    pass
+
+
+def test_a_class_whose_metaclass_refuses_its_subclass_is_named():
+    model = convert(nn.Sequential(OfARegistry()), min_entries=0)
+    assert type(model[0].items.weight) is Table
+    (finding,) = [each for each in convert.report(model).findings if each.path == "0"]
+    assert "OfARegistry cannot be subclassed: 'OfARegistry exists already'" in finding.why

@@ -420,6 +420,27 @@ def test_checkpoint_recomputes_with_the_same_search(make):
             torch.testing.assert_close(b.grad, a.grad, msg=name)
 
 
+class TrainsItself(Twice):
+    """A model whose method also runs the backward pass."""
+
+    def train_step(self, ids, backward):
+        backward(super().forward(ids).square().mean())
+
+
+@pytest.mark.parametrize("to", ["lookup", "matmul"])
+@pytest.mark.parametrize("backward", [torch.Tensor.backward, torch.autograd.backward])
+def test_a_method_may_run_the_backward_pass_of_a_checkpoint(backward, to):
+    plain = TrainsItself(Scaled)
+    model = convert(copy.deepcopy(plain), to, min_entries=0)
+    for each in (plain, model):
+        each.train_step(IDS, backward)
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+    if to == "lookup":
+        outcomes = [finding.outcome for finding in convert.report(model).findings]
+        assert any("looked up" in outcome for outcome in outcomes)
+
+
 @pytest.mark.usefixtures("default_min_entries")
 def test_checkpointed_calls_always_search():
     model = convert(Twice(Small))

@@ -347,3 +347,17 @@ def test_a_step_that_cannot_be_recorded_changes_no_group():
         optimizer.step()
         train(layers, optimizer, range(4, 9))
     assert_same_runs(run, other)
+
+
+def test_a_step_that_fails_after_its_rows_have_changed_cannot_be_repeated(monkeypatch):
+    layers, optimizer = make_run("Adagrad")
+    train(layers, optimizer, range(2))
+    assert optimizer.state[layers[0].weight]["sum"].any()  # the next step checks the state
+    backward(layers, optimizer, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowLag, "finish_write", fail)
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    for repeat in (optimizer.step, layers[0].weight.sum):
+        with pytest.raises(HotrowError, match="an error has interrupted a step or a read"):
+            repeat()

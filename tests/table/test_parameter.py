@@ -568,10 +568,28 @@ def test_a_gradient_with_create_graph_is_applied():
 
 def test_a_lookup_raises_after_the_storage_was_replaced():
     model, _ = lagging()
-    with torch.no_grad():
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         model.weight.set_(torch.ones(9, 4))
     with pytest.raises(HotrowError, match="storage was replaced while some of its rows were stale"):
         model(torch.arange(9))
+
+
+def test_training_continues_after_the_storage_was_set():
+    """`torch.nn.utils.parametrize` sets the storage so that the optimizer stays valid."""
+    model, optimizer = lagging()
+    plain = nn.Embedding.from_pretrained(model.weight.detach().clone(), freeze=False)
+    dense = torch.optim.AdamW(plain.parameters())
+    dense.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for layer, each in ((model, optimizer), (plain, dense)):
+        for i in range(6):
+            each.zero_grad()
+            layer(torch.tensor([i])).sum().backward()
+            each.step()
+            if i == 2:
+                with torch.no_grad():
+                    layer.weight.set_(layer.weight * 2)  # the product settles all rows
+    assert model.weight.lag.has_stale_rows
+    torch.testing.assert_close(model.weight.detach(), plain.weight.detach())
 
 
 def test_a_gradient_can_be_shared_with_other_processes():

@@ -23,6 +23,7 @@ from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import (
     MIN_ENTRIES,
     CallSampler,
+    call_outside,
     call_states,
     saved_tensor_hook,
 )
@@ -39,6 +40,7 @@ from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.results import meta_tensor, number_of_dtype
 from hotrow.onehot.tensor import OneHot
+from hotrow.table.backward import BACKWARD_FUNCTIONS
 from hotrow.table.nested import map_instances
 
 
@@ -70,6 +72,8 @@ class Finder(TorchFunctionMode):
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
         if is_tracing():  # as in `_wrap` of `modules.py`
             return func(*args, **kwargs)
+        if pattern is call_outside:
+            return call_outside(func, *args, **kwargs)
         if _other_mode_is_active():
             return func(*args, **kwargs)
         frame = sys._getframe(1)
@@ -371,5 +375,6 @@ _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
         (Tensor.__ne__, Tensor.ne, torch.ne, Tensor.not_equal, torch.not_equal), _not_equal
     ),
     torch.eye: _eye,
+    **dict.fromkeys(BACKWARD_FUNCTIONS, call_outside),
     **dict.fromkeys((torch.zeros, torch.zeros_like, Tensor.new_zeros, *_ONES, *_FULL), _constant),
 }

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hotrow.conversion.sampling import call_outside
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids, normalize_padding
 from hotrow.kernels.tracing import never_compile_alone
 from hotrow.layers.embedding_bag import pool_rows
+from hotrow.table.backward import BACKWARD_FUNCTIONS
 
 
 class MatmulMode(TorchFunctionMode):
@@ -29,6 +31,8 @@ class MatmulMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute an embedding as a product, and call any other function unchanged."""
         product = _PRODUCTS.get(func)
+        if func in BACKWARD_FUNCTIONS:
+            return call_outside(func, *args, **(kwargs or {}))
         if product is None:
             return func(*args, **(kwargs or {}))
         table = args[1] if len(args) > 1 else (kwargs or {})["weight"]

@@ -13,7 +13,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,32 +36,53 @@ refusals: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary(
 DIRECTIONS = ("lookup", "matmul")
 
 
-class _Converted:
-    """The base class of all converted modules.
+class _Conversion(NamedTuple):
+    """How a class was converted.
 
     Attributes:
-        _original: the module's original class.
-        _direction: "lookup" or "matmul".
-        _min_entries: the minimum size, in entries, of a one-hot whose products become lookups.
+        original: the class before the conversion.
+        direction: "lookup" or "matmul".
+        min_entries: the minimum size, in entries, of a one-hot whose products become lookups.
     """
 
-    _original: ClassVar[type[nn.Module]]
-    _direction: ClassVar[str]
-    _min_entries: ClassVar[int]
+    original: type[nn.Module]
+    direction: str
+    min_entries: int
+
+
+class _Converted:
+    """The base class of all converted modules."""
+
+    _hotrow: ClassVar[_Conversion]  # the only name that isn't the user's
 
     def __init_subclass__(cls) -> None:
         """Skip the original class's `__init_subclass__`, which is meant for users' subclasses."""
 
+    @property
+    def __class__(self) -> Any:
+        """The original class, for code such as `super(self.__class__, self)`."""
+        own: Any = type(self)
+        return own._hotrow.original if "_hotrow" in vars(own) else own
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        _SET_CLASS(self, value)
+
+
+_SET_CLASS: Any = vars(object)["__class__"].__set__
+
 
 def _reduce(module: Any, protocol: Any) -> Any:
     """Implement `__reduce_ex__`, which tells Python how to copy or pickle the module."""
-    reduced = module._original.__reduce_ex__(module, protocol)
+    conversion = type(module)._hotrow
+    reduced = conversion.original.__reduce_ex__(module, protocol)
     if isinstance(reduced, str):  # the name of a global variable, which pickle stores
         return reduced
     constructor, arguments, *state = reduced
-    if arguments and arguments[0] is type(module):  # the class of the new object
-        settings = module._original, module._direction, module._min_entries
-        constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
+    if constructor is conversion.original:
+        constructor = type(module)
+    if arguments and arguments[0] in (type(module), conversion.original):  # of the new object
+        constructor, arguments = _rebuild, (constructor, *conversion, *arguments[1:])
     return constructor, arguments, *state
 
 
@@ -75,14 +96,21 @@ def _rebuild(
     return constructor(_converted_class(original, direction, min_entries), *arguments)
 
 
+def _conversion_of(module: nn.Module) -> _Conversion | None:
+    cls: Any = type(module)
+    return cls._hotrow if issubclass(cls, _Converted) else None
+
+
 def direction_of(module: nn.Module) -> str | None:
     """Return the direction of the conversion, or None if the module is not converted."""
-    return module._direction if isinstance(module, _Converted) else None
+    conversion = _conversion_of(module)
+    return None if conversion is None else conversion.direction
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
     """Return the class that the module had before conversion."""
-    return module._original if isinstance(module, _Converted) else type(module)
+    conversion = _conversion_of(module)
+    return type(module) if conversion is None else conversion.original
 
 
 def record_of(model: nn.Module) -> Record:
@@ -95,7 +123,8 @@ def record_of(model: nn.Module) -> Record:
 
 
 def _new_record(model: nn.Module) -> Record:
-    return Record(model, model._min_entries if isinstance(model, _Converted) else 0)
+    conversion = _conversion_of(model)
+    return Record(model, 0 if conversion is None else conversion.min_entries)
 
 
 def iter_records(model: nn.Module) -> Iterator[tuple[str, Record]]:
@@ -123,7 +152,9 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
-        if direction_of(module) == direction and min_entries in (None, module._min_entries):
+        earlier = _conversion_of(module)
+        is_kept = earlier is not None and min_entries in (None, earlier.min_entries)
+        if is_kept and direction_of(module) == direction:
             continue
         if _is_torch_layer(module) and not (direction == "matmul" and module is model):
             continue
@@ -131,7 +162,7 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
         original = original_class(module)
         try:
             cls = _converted_class(original, direction, threshold)
-        except TypeError as error:
+        except Exception as error:  # of the user's metaclass
             refused.append((module, f"{original.__name__} cannot be subclassed: {error}"))
         else:
             changes.append((module, cls))
@@ -140,7 +171,7 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
     for module, why in refused:
         refusals[module] = why
     for module, cls in changes:
-        module.__class__ = cls
+        _SET_CLASS(module, cls)
         if id(module) in _records:
             _records[id(module)] = _new_record(module)
 
@@ -173,21 +204,22 @@ def _converted_class(
     original: type[nn.Module], direction: str, min_entries: int
 ) -> type[nn.Module]:
     """Return the subclass that runs the methods of the original class under a mode."""
-    settings = {"_original": original, "_direction": direction, "_min_entries": min_entries}
+    conversion = _Conversion(original, direction, min_entries)
     for cls in original.__subclasses__():
-        if settings.items() <= vars(cls).items():
+        if vars(cls).get("_hotrow") == conversion:
             return cls
+    bases = reversed(original.__mro__[: original.__mro__.index(nn.Module)])
+    attributes = {name: value for base in bases for name, value in vars(base).items()}
     methods = {
         name: _wrap(original, name, value)
-        for base in reversed(original.__mro__[: original.__mro__.index(nn.Module)])
-        for name, value in vars(base).items()
+        for name, value in attributes.items()
         if inspect.isfunction(value)
         and not name.startswith("__")
         and not inspect.isgeneratorfunction(value)
         and not inspect.iscoroutinefunction(value)
     }
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    members = {**methods, **names, "__doc__": original.__doc__, **settings}
+    members = {**methods, **names, "__doc__": original.__doc__, "_hotrow": conversion}
     members["__reduce_ex__"] = _reduce
     has_hook = any("__init_subclass__" in vars(base) for base in original.__mro__[:-1])
     metaclass: Any = _metaclass(type(original), has_hook)  # type: ignore[arg-type]
@@ -201,9 +233,10 @@ def _converted_class(
 def _metaclass(base: Any, has_hook: bool) -> Any:
     """Return a metaclass whose classes can be pickled and share the original class's attributes.
 
-    For example, `type(self).count += 1` sets the attribute of the original class. The classes must
-    be picklable because a module's state may contain `type(self)`. Methods are not shared, because
-    the methods of a converted class call those of the original class.
+    For example, `type(self).count += 1` sets the attribute of the original class, and
+    `type(self).forward` is its method. Only instances find the methods of the converted class. The
+    classes must be picklable because a module's state may contain `type(self)`. For comparisons,
+    dicts and `isinstance`, the classes are the same as the original class.
 
     If the original class has an `__init_subclass__` hook (`has_hook`), the converted class must not
     run it. So the converted class looks up attributes in `_Converted` before its first base. Python
@@ -216,30 +249,50 @@ def _metaclass(base: Any, has_hook: bool) -> Any:
         others.remove(_Converted)
         return [own, _Converted, *others]
 
+    def get_attribute(cls: Any, name: str) -> Any:
+        return base.__getattribute__(_owner(cls, name), name)
+
     def set_attribute(cls: Any, name: str, value: Any) -> None:
-        is_method = callable(value) or hasattr(type(value), "__get__")
-        base.__setattr__(cls if is_method else _owner(cls, name), name, value)
+        owner = _owner(cls, name)
+        if owner is not cls and value is _own_attributes(cls).get(name):
+            value = value.__wrapped__  # code restores what it has read from the `__dict__`
+        base.__setattr__(owner, name, value)
 
     def delete_attribute(cls: Any, name: str) -> None:
         base.__delattr__(_owner(cls, name), name)
 
-    members: dict[str, Any] = {"__setattr__": set_attribute, "__delattr__": delete_attribute}
+    def equals(cls: Any, other: Any) -> Any:
+        return base.__eq__(_owner(cls), _owner(other) if isinstance(other, type) else other)
+
+    members: dict[str, Any] = {
+        "__eq__": equals,
+        "__hash__": lambda cls: base.__hash__(_owner(cls)),
+        "__instancecheck__": lambda cls, each: base.__instancecheck__(_owner(cls), each),
+        "__subclasscheck__": lambda cls, each: base.__subclasscheck__(_owner(cls), each),
+        "__getattribute__": get_attribute,
+        "__setattr__": set_attribute,
+        "__delattr__": delete_attribute,
+    }
     metaclass: Any = type(base.__name__, (base,), {**members, "mro": mro} if has_hook else members)
     copyreg.pickle(metaclass, _reduce_class)
     return metaclass
 
 
-def _owner(cls: Any, name: str) -> Any:
-    """Return the class that stores an attribute: the converted class or the original one."""
-    is_special = name.startswith(("__", "_abc_"))
-    is_own = name in vars(cls) or "_original" not in vars(cls)  # cls may be a user's subclass
-    return cls if is_special or is_own else cls._original
+_own_attributes: Any = vars(type)["__dict__"].__get__
+
+
+def _owner(cls: Any, name: str = "") -> Any:
+    """Return the class that stores an attribute, usually the original class."""
+    if name == "_hotrow" or name.startswith(("__", "_abc_")):
+        return cls
+    conversion = _own_attributes(cls).get("_hotrow")
+    return cls if conversion is None else conversion.original  # cls may be a user's subclass
 
 
 def _reduce_class(cls: type[_Converted]) -> Any:
-    if "_original" not in vars(cls):  # the user's own subclass
+    if "_hotrow" not in vars(cls):  # the user's own subclass
         return cls.__qualname__
-    return _converted_class, (cls._original, cls._direction, cls._min_entries)
+    return _converted_class, tuple(cls._hotrow)
 
 
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -282,7 +335,7 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
 
 def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> Any:
     """Return the mode of a method that has no finder yet."""
-    if module._direction == "matmul":
+    if direction_of(module) == "matmul":
         return MatmulMode()
     if is_compiling():
         return Finder()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -197,3 +197,16 @@ class _CallStates(threading.local):
 
 
 call_states = _CallStates()
+
+
+def call_outside(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function as if no converted method were running.
+
+    A mode's `__torch_function__` must call a backward pass like this. The mode isn't active then,
+    so a converted method that a checkpoint recomputes must activate a mode again.
+    """
+    before, call_states.current = call_states.current, CallState()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        call_states.current = before

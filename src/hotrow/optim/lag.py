@@ -249,22 +249,27 @@ class RowLag:
         """Check the table's storage, and return whether the ledger can record the next step."""
         if self.is_broken:
             self._raise_broken()
-        self._check_storage()
         return (
-            self.ledger.accepts(group)
+            self._has_same_storage()
+            and self.ledger.accepts(group)
             and self.ledger.length < MAX_LEDGER_ENTRIES
             and not self.scalars_changed()
         )
 
-    def _check_storage(self) -> None:
-        """Raise an error if the table's storage was replaced, for example by `set_`."""
+    def _has_same_storage(self) -> bool:
+        """Return whether the table's storage was not replaced, for example by `set_`.
+
+        Raises:
+            HotrowError: the storage was replaced while rows were stale.
+        """
         with torch._C.DisableTorchFunctionSubclass():
             is_same = self.table.is_set_to(self.values)
-        if not is_same:
+        if not is_same and self.has_stale_rows:
             raise HotrowError(
                 "the table's storage was replaced while some of its rows were stale",
                 fix="write the values with table.data.copy_(...), or create a new optimizer",
             )
+        return is_same
 
     def scalars_changed(self) -> bool:
         """Return whether the user changed the step count or another scalar in torch's state."""
@@ -307,7 +312,8 @@ class RowLag:
 
         `RowOperators.look_up` describes which rows are stored.
         """
-        self._check_storage()
+        if not self._has_same_storage():
+            self.close()
         with exclusive_access.lock:
             self.check_idle()
             if self.is_closed:
@@ -347,7 +353,8 @@ class RowLag:
 
     def peek(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by `ids`, (..., D), without storing them."""
-        self._check_storage()
+        if not self._has_same_storage():
+            self.close()
         with ExclusiveAccess(self):
             if self.is_closed:
                 return self._read(ids)

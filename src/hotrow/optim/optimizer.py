@@ -385,9 +385,9 @@ class RowOptimizer(_Optimizer):
     ) -> None:
         """Run torch's step for the tables in `dense` and for all other parameters."""
         put_back = []
-        for _, table, _ in gradients:
-            table.grad = None  # torch skips tables without a gradient
         try:
+            for _, table, _ in gradients:
+                table.grad = None  # torch skips tables without a gradient
             for group, table, gradient in dense:
                 # The table's own setter would turn the gradient of a shard into a row gradient.
                 _GRAD.__set__(table, dense_gradient(gradient, group, table, self.state))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.optim import graphs, updater
 from hotrow.optim.exclusive_access import ExclusiveAccess
@@ -15,7 +16,8 @@ def step_together(steps: Sequence[TableStep]) -> None:
     """Record a step for each table, and apply it to the rows in the table's gradient.
 
     If an error interrupts the step before any row has changed, the step is removed again.
-    Otherwise, later reads and steps of the tables raise an error.
+    Otherwise, later reads and steps of the tables raise an error, because repeating the step would
+    apply it twice.
     """
     if devices.is_capturing(steps[0][0].values):
         graphs.capture(steps)
@@ -56,7 +58,14 @@ def step_together(steps: Sequence[TableStep]) -> None:
         except BaseException:
             _undo_step(lags, lengths)
             raise
-    finish_step(lags)
+    try:
+        finish_step(lags)
+    except HotrowError:  # later reads and steps raise the same error
+        raise
+    except BaseException:
+        for lag in lags:
+            lag.is_broken = True
+        raise
 
 
 def _undo_step(lags: Sequence[RowLag], lengths: Mapping[Ledger, int]) -> None:
