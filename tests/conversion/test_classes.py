@@ -8,6 +8,7 @@ import pickle
 from typing import Generic, TypeVar
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,13 +122,46 @@ class MadeByFunction(Body):
         return make, (type(self),)
 
 
+class MadeByItsClass(Body):
+    def __reduce__(self):
+        return self.__class__, ()
+
+
+class MadeFromItsClass(Body):
+    def __reduce__(self):
+        return make, (self.__class__,)
+
+
+def make_of_array(array):
+    return MadeFromAnArray()
+
+
+class MadeFromAnArray(Body):
+    def __reduce__(self):
+        return make_of_array, (np.arange(3),)
+
+
+def test_a_module_that_is_made_from_an_array_can_be_copied():
+    assert isinstance(copy.deepcopy(convert(MadeFromAnArray())), MadeFromAnArray)
+
+
 class KeepsItsClass(Body):
     def __getstate__(self):
         return {**self.__dict__, "cls": type(self)}
 
 
-@pytest.mark.parametrize("cls", [MadeByClass, MadeByPartial, MadeByFunction, KeepsItsClass])
-@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        MadeByClass,
+        MadeByPartial,
+        MadeByFunction,
+        MadeByItsClass,
+        MadeFromItsClass,
+        KeepsItsClass,
+    ],
+)
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
 def test_modules_with_custom_pickling_are_converted_after_loading(cls, protocol):
     model = convert(cls(), min_entries=0)
     for other in (pickle.loads(pickle.dumps(model, protocol)), copy.deepcopy(model)):

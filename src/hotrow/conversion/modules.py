@@ -79,9 +79,10 @@ def _reduce(module: Any, protocol: Any) -> Any:
     if isinstance(reduced, str):  # the name of a global variable, which pickle stores
         return reduced
     constructor, arguments, *state = reduced
+    classes = type(module), conversion.original
     if constructor is conversion.original:
         constructor = type(module)
-    if arguments and arguments[0] in (type(module), conversion.original):  # of the new object
+    if arguments and any(arguments[0] is cls for cls in classes):  # the class of the new object
         constructor, arguments = _rebuild, (constructor, *conversion, *arguments[1:])
     return constructor, arguments, *state
 
