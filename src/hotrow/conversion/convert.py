@@ -43,10 +43,10 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     of a `hotrow.optim` optimizer turns the weight into a table.
 
     hotrow searches for one-hots in the methods of the model's modules. The class of each module is
-    replaced with a subclass of the same name. It is equal to the original class, and
-    `module.__class__` is the original class, but `type(module) is Model` is false, and
-    `module.method.__func__` is not `Model.method`. A one-hot that a module's method returns to code
-    outside the model becomes a plain tensor. Under `torch.compile`, the search finds only one-hots
+    replaced with a subclass of the same name. After that, `type(module) is Model` and
+    `module.method.__func__ is Model.method` are false, and `super(self.__class__, self)` calls the
+    same method without end. A one-hot that a module's method returns to code outside the model
+    becomes a plain tensor. Under `torch.compile`, the search finds only one-hots
     that `F.one_hot` creates. With activation checkpointing (`use_reentrant=False`), the search
     finds only one-hots that a module's method creates.
 

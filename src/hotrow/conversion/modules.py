@@ -58,19 +58,6 @@ class _Converted:
     def __init_subclass__(cls) -> None:
         """Skip the original class's `__init_subclass__`, which is meant for users' subclasses."""
 
-    @property
-    def __class__(self) -> Any:
-        """The original class, for code such as `super(self.__class__, self)`."""
-        own: Any = type(self)
-        return own._hotrow.original if "_hotrow" in vars(own) else own
-
-    @__class__.setter
-    def __class__(self, value: Any) -> None:
-        _SET_CLASS(self, value)
-
-
-_SET_CLASS: Any = vars(object)["__class__"].__set__
-
 
 def _reduce(module: Any, protocol: Any) -> Any:
     """Implement `__reduce_ex__`, which tells Python how to copy or pickle the module."""
@@ -79,10 +66,7 @@ def _reduce(module: Any, protocol: Any) -> Any:
     if isinstance(reduced, str):  # the name of a global variable, which pickle stores
         return reduced
     constructor, arguments, *state = reduced
-    classes = type(module), conversion.original
-    if constructor is conversion.original:
-        constructor = type(module)
-    if arguments and any(arguments[0] is cls for cls in classes):  # the class of the new object
+    if arguments and arguments[0] is type(module):  # the class of the new object
         constructor, arguments = _rebuild, (constructor, *conversion, *arguments[1:])
     return constructor, arguments, *state
 
@@ -172,7 +156,7 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
     for module, why in refused:
         refusals[module] = why
     for module, cls in changes:
-        _SET_CLASS(module, cls)
+        module.__class__ = cls
         if id(module) in _records:
             _records[id(module)] = _new_record(module)
 
@@ -236,8 +220,7 @@ def _metaclass(base: Any, has_hook: bool) -> Any:
 
     For example, `type(self).count += 1` sets the attribute of the original class, and
     `type(self).forward` is its method. Only instances find the methods of the converted class. The
-    classes must be picklable because a module's state may contain `type(self)`. For comparisons,
-    dicts and `isinstance`, the classes are the same as the original class.
+    classes must be picklable because a module's state may contain `type(self)`.
 
     If the original class has an `__init_subclass__` hook (`has_hook`), the converted class must not
     run it. So the converted class looks up attributes in `_Converted` before its first base. Python
@@ -262,14 +245,7 @@ def _metaclass(base: Any, has_hook: bool) -> Any:
     def delete_attribute(cls: Any, name: str) -> None:
         base.__delattr__(_owner(cls, name), name)
 
-    def equals(cls: Any, other: Any) -> Any:
-        return base.__eq__(_owner(cls), _owner(other) if isinstance(other, type) else other)
-
     members: dict[str, Any] = {
-        "__eq__": equals,
-        "__hash__": lambda cls: base.__hash__(_owner(cls)),
-        "__instancecheck__": lambda cls, each: base.__instancecheck__(_owner(cls), each),
-        "__subclasscheck__": lambda cls, each: base.__subclasscheck__(_owner(cls), each),
         "__getattribute__": get_attribute,
         "__setattr__": set_attribute,
         "__delattr__": delete_attribute,
@@ -282,7 +258,7 @@ def _metaclass(base: Any, has_hook: bool) -> Any:
 _own_attributes: Any = vars(type)["__dict__"].__get__
 
 
-def _owner(cls: Any, name: str = "") -> Any:
+def _owner(cls: Any, name: str) -> Any:
     """Return the class that stores an attribute, usually the original class."""
     if name == "_hotrow" or name.startswith(("__", "_abc_")):
         return cls
