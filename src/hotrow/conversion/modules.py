@@ -238,7 +238,8 @@ def _metaclass(base: Any, has_hook: bool) -> Any:
 
     def set_attribute(cls: Any, name: str, value: Any) -> None:
         owner = _owner(cls, name)
-        if owner is not cls and value is _own_attributes(cls).get(name):
+        own = _own_attributes(cls)
+        if owner is not cls and name in own and value is own[name]:
             value = value.__wrapped__  # code restores what it has read from the `__dict__`
         base.__setattr__(owner, name, value)
 
