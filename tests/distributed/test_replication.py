@@ -1172,6 +1172,26 @@ def test_an_optimizer_state_that_starts_again_on_one_rank_raises(name, options, 
         assert error is None or re.search(r"with state=\w.*, but rank 1 with state=\w", error)
 
 
+def use_another_slot(count):
+    """Load different momentum on the ranks, and use it only after the first step."""
+    rank = dist.get_rank()
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1)
+    state = {"momentum_buffer": torch.full((7, 3), float(rank))}
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": {0: state}, "param_groups": groups})
+    optimizer.state[layer.weight]["note"] = rank  # other code may store what it likes
+    layer(torch.tensor([1 + rank])).sum().backward()
+    return error_text(optimizer.step)
+
+
+def test_slots_that_the_first_step_does_not_use_are_compared():
+    for error in rank_processes(2).run(use_another_slot, 2):
+        assert error is not None
+        assert "with hash of the state=" in error
+
+
 def load_start_values(count):
     """Train twice from the same values; rank 0 keeps the first optimizer."""
     rank, kept = dist.get_rank(), []

@@ -367,15 +367,21 @@ class RowOptimizer(_Optimizer):
         return {"optimizer": self.rule.name, **options}
 
     def _state_names(self, table: Table, group: ParamGroup) -> list[str]:
-        """Return the names of the slots and scalars in a table's state."""
-        names = "step", *self.rule.initial_slots(group), *self.rule.initial_scalars(group, {})
-        state = self.state.get(table, {})
-        # dict's own methods don't settle the rows.
-        return [name for name in names if dict.get(state, name) is not None]
+        """Return the names of the slots and scalars in a table's state.
+
+        These include slots that the options don't use now, but not the names of other code.
+        """
+        scalars = {*self.rule.initial_scalars(group, {}), *["step"] * self.rule.has_step_count}
+        return sorted(
+            name
+            for name, value in dict.items(self.state.get(table, {}))  # doesn't settle the rows
+            if name in scalars or (isinstance(value, Tensor) and value.shape == table.shape)
+        )
 
     def _describe_state(self, table: Table, names: list[str]) -> str:
         """Return the names in a table's state, and its step count."""
-        steps = [option_text(dict.get(self.state[table], "step"))] if "step" in names else []
+        state = self.state.get(table, {})
+        steps = [option_text(dict.get(state, name)) for name in names if name == "step"]
         return ", ".join([*names, *steps]) or "none"
 
     def _dense_step(
