@@ -29,7 +29,7 @@ def mark_on_all_ranks(error: Exception, value: bool = True) -> None:
     vars(error)["on_all_ranks"] = value
 
 
-def is_on_all_ranks(error: Exception | None) -> bool:
+def is_on_all_ranks(error: BaseException | None) -> bool:
     """Return whether `mark_on_all_ranks` was called for the error."""
     return getattr(error, "on_all_ranks", False)
 

@@ -405,3 +405,50 @@ def test_a_class_whose_metaclass_refuses_its_subclass_is_named():
     assert type(model[0].items.weight) is Table
     (finding,) = [each for each in convert.report(model).findings if each.path == "0"]
     assert "OfARegistry cannot be subclassed: 'OfARegistry exists already'" in finding.why
+
+
+class Tripled:
+    def act(self, x):
+        return 3 * super().act(x)
+
+
+def test_a_class_that_is_added_to_a_converted_module_is_kept():
+    """`torch.distributed.fsdp.fully_shard` adds a class to a module like this."""
+    ids, results = torch.tensor([1]), []
+    for is_converted in (False, True):
+        torch.manual_seed(0)
+        model = convert(WithAttribute(), min_entries=0) if is_converted else WithAttribute()
+        cls = type(model)
+        model.__class__ = type(cls.__name__, (Tripled, cls), {})
+        copied, again = copy.deepcopy(model), copy.deepcopy(model)
+        if is_converted:
+            convert(again, min_entries=7)
+            assert convert.report(again).findings
+        results.append(torch.stack([each(ids) for each in (model, copied, again)]))
+    assert torch.equal(*results)
+    assert torch.equal(results[0][0], 9 * model.items(ids))
+
+
+REPLACED = {
+    "static method": staticmethod(torch.relu),
+    "class method": classmethod(lambda cls, x: 5 * x),
+    "partial": functools.partial(torch.mul, 7),
+    "mock": mock.Mock(side_effect=torch.tanh),
+    "function": lambda self, x: 9 * x,
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_method_may_be_replaced_after_the_conversion(name, monkeypatch):
+    plain, ids = WithAttribute(), torch.tensor([1])
+    model = convert(copy.deepcopy(plain), min_entries=0)
+    monkeypatch.setattr(WithAttribute, "act", REPLACED[name], raising=False)
+    assert torch.equal(model(ids), plain(ids))
+
+
+def test_the_class_of_a_converted_module_keeps_its_annotations():
+    class Annotated(Base):
+        count: int = 3
+
+    model = convert(Annotated())
+    assert type(model).__annotations__ == Annotated.__annotations__

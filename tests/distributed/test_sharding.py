@@ -1245,7 +1245,7 @@ def use_tables_in_two_threads(method, operation):
     ready, done = threading.Event(), threading.Event()
 
     def exchange():
-        with (table.shards or table.replicas).ranks.one_thread():
+        with (table.shards or table.replicas).ranks.exchange():
             ready.set()
             done.wait()
 
@@ -1259,6 +1259,24 @@ def use_tables_in_two_threads(method, operation):
     done.set()
     thread.join()
     return error, torch.equal(before, table), error_text(run)
+
+
+def continue_after_an_interrupt(method):
+    """Interrupt rank 1 in an exchange, and then look up rows."""
+    layer = distribute(hotrow.convert(nn.Embedding(7, 3), min_entries=0), method, 2)
+    assert isinstance(layer.weight, Table)
+    ranks = (layer.weight.shards or layer.weight.replicas).ranks
+    if dist.get_rank() == 1:
+        with contextlib.suppress(KeyboardInterrupt), ranks.exchange():
+            raise KeyboardInterrupt
+        return error_text(layer, torch.tensor([1, 6]))
+    return None
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+def test_a_rank_cannot_continue_after_an_interrupted_exchange(method):
+    _, error = rank_processes(2).run(continue_after_an_interrupt, method)
+    assert "a KeyboardInterrupt, has interrupted rank 1 while it exchanged messages" in error
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ def _reduce(module: Any, protocol: Any) -> Any:
     """Implement `__reduce_ex__`, which tells Python how to copy or pickle the module."""
     conversion = type(module)._hotrow
     reduced = conversion.original.__reduce_ex__(module, protocol)
+    if "_hotrow" not in vars(type(module)):  # the user's own subclass
+        return reduced
     if isinstance(reduced, str):  # the name of a global variable, which pickle stores
         return reduced
     constructor, arguments, *state = reduced
@@ -82,7 +84,7 @@ def _rebuild(
 
 
 def _conversion_of(module: nn.Module) -> _Conversion | None:
-    cls: Any = type(module)
+    cls: Any = type(module)  # may be the user's subclass of a converted class
     return cls._hotrow if issubclass(cls, _Converted) else None
 
 
@@ -94,7 +96,7 @@ def direction_of(module: nn.Module) -> str | None:
 
 def original_class(module: nn.Module) -> type[nn.Module]:
     """Return the class that the module had before conversion."""
-    conversion = _conversion_of(module)
+    conversion = vars(type(module)).get("_hotrow")
     return type(module) if conversion is None else conversion.original
 
 
@@ -204,6 +206,7 @@ def _converted_class(
         and not inspect.iscoroutinefunction(value)
     }
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    names |= {"__annotations__": vars(original).get("__annotations__", {})}
     members = {**methods, **names, "__doc__": original.__doc__, "_hotrow": conversion}
     members["__reduce_ex__"] = _reduce
     has_hook = any("__init_subclass__" in vars(base) for base in original.__mro__[:-1])
@@ -281,7 +284,9 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
     # calls the method.
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = getattr(original, name)  # the user may have replaced the method
+        current: Any = getattr(original, name)
+        if current is not method:
+            current = _replaced(original, name)
         state, traced = call_states.current, is_traced()
         hook: Any = None if traced else top_hooks(True)  # as in `saved_tensor_hook`
         if hook is not None:
@@ -309,6 +314,20 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
             state.saved_tensor_hook = outer_hook
 
     return run
+
+
+def _replaced(original: type[nn.Module], name: str) -> Any:
+    """Return what has replaced a method of the class, as a function of the module."""
+    value = inspect.getattr_static(original, name)
+    if inspect.isfunction(value):
+        return value
+    bind = getattr(type(value), "__get__", None)  # of a static method, for example
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        function = value if bind is None else bind(value, module, type(module))
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> Any:

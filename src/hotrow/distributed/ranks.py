@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hotrow.errors import HotrowError, mark_on_all_ranks
+from hotrow.errors import HotrowError, is_on_all_ranks, mark_on_all_ranks
 
 _SAME_MODEL = "run the same model on every rank, with an empty batch on ranks without data"
 _SAME_CALL = "make the same calls with the same arguments on every rank"
@@ -34,13 +34,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def _in_one_thread(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a method of `Ranks` raise an error if another thread is exchanging messages."""
+def _exchange(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make each call of a method an exchange; see `Ranks.exchange`."""
 
     @functools.wraps(method)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         ranks: Any = args[0]
-        with ranks.one_thread():
+        with ranks.exchange():
             return method(*args, **kwargs)
 
     return run
@@ -57,14 +57,19 @@ class Ranks:
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
         self.exchange_count = 0  # the number of differentiable exchanges; the same on all ranks
-        self._lock = threading.RLock()
+        self._lock, self._is_interrupted = threading.RLock(), False
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
         self.members = frozenset(dist.get_process_group_ranks(group))
 
     @contextlib.contextmanager
-    def one_thread(self) -> Iterator[None]:
-        """Raise an error if another thread is in such a block: their messages would mix."""
+    def exchange(self) -> Iterator[None]:
+        """Run one exchange of messages, which may contain smaller exchanges.
+
+        Raises:
+            HotrowError: another thread is in an exchange, or an error has interrupted an earlier
+                exchange on this rank alone. In both cases, the ranks would read wrong messages.
+        """
         if not self._lock.acquire(blocking=False):
             raise HotrowError(
                 f"two threads of rank {self.rank} use sharded or replicated tables at the same "
@@ -73,11 +78,20 @@ class Ranks:
                 "ranks",
             )
         try:
+            if self._is_interrupted:
+                raise HotrowError(
+                    f"an error, such as a KeyboardInterrupt, has interrupted rank {self.rank} "
+                    "while it exchanged messages with the other ranks",
+                    fix="start all ranks again, and load the last checkpoint",
+                )
             yield
+        except BaseException as error:
+            self._is_interrupted |= not is_on_all_ranks(error)
+            raise
         finally:
             self._lock.release()
 
-    @_in_one_thread
+    @_exchange
     def all_gather(self, operation: str, value: Any, failure: Exception | None = None) -> list[Any]:
         """Return the values of all ranks; a value can be any picklable object.
 
@@ -102,7 +116,7 @@ class Ranks:
             raise error
         return [value for value, _ in answers]
 
-    @_in_one_thread
+    @_exchange
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: Exception | None = None
     ) -> Tensor:
@@ -126,7 +140,7 @@ class Ranks:
         counts = [value] * self.count
         return self.exchange_counts(operation, counts, failure, fix, replicas_wait=True)
 
-    @_in_one_thread
+    @_exchange
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
         """Return the norm of a tensor split over the ranks, given the norm of this rank's part."""
         if math.isinf(order):
@@ -138,12 +152,12 @@ class Ranks:
         dist.all_reduce(power, group=self.group)
         return (power ** (1 / order)).to(local_norm.dtype)
 
-    @_in_one_thread
+    @_exchange
     def all_reduce_max(self, value: Tensor) -> None:
         """Set `value` to its maximum over all ranks, in place."""
         dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
 
-    @_in_one_thread
+    @_exchange
     def exchange_counts(
         self,
         operation: str,
@@ -298,7 +312,7 @@ class AllToAll(torch.autograd.Function):
             HotrowError: on every rank, if the ranks run the backward passes of different exchanges.
         """
         ranks = ctx.ranks
-        with ranks.one_thread():
+        with ranks.exchange():
             operation = f"send back the gradients of lookup {ctx.exchange}"
             has_replicas = ctx.fail_replicas is not None
             try:

@@ -170,7 +170,7 @@ class _Replicas:
         operation = f"average the gradient of {self.name}"
         id_dtype = torch.int32 if gradient.count < 2**31 else torch.int64
         shares = [storage.ids.to(id_dtype), storage.rows / ranks.count]
-        with ranks.one_thread():
+        with ranks.exchange():
             counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
             ids, rows = ranks.all_gather_rows(shares, counts)
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)

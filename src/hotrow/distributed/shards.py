@@ -185,7 +185,7 @@ class ShardedRowChange(RowChange):
             failure = error
         operation = f"move rows of {self.old.name}"
         try:
-            with ranks.one_thread():
+            with ranks.exchange():
                 receive_counts = ranks.exchange_counts(operation, send_counts, failure)
                 (kept,) = ranks.all_to_all([moved], [send_counts], [receive_counts])
         finally:
@@ -275,7 +275,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
         failure = error
     totals = [sum(counts) for counts in zip(*send_counts, strict=True)]
     tables = [request.table for request in requests]
-    with ranks.one_thread():
+    with ranks.exchange():
         received_totals = _exchange_counts(ranks, operation, totals, tables, failure)
         received_ids, receive_counts = _send_ids(
             ranks, shards, [rows for rows, _ in distinct_ids], send_counts, received_totals
