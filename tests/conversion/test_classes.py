@@ -3,6 +3,7 @@
 import abc
 import copy
 import functools
+import inspect
 import io
 import pickle
 from typing import Generic, TypeVar
@@ -452,3 +453,31 @@ def test_the_class_of_a_converted_module_keeps_its_annotations():
 
     model = convert(Annotated())
     assert type(model).__annotations__ == Annotated.__annotations__
+
+
+class Numbered(type):
+    def __init__(cls, name, bases, members, scale=2):
+        super().__init__(name, bases, members)
+        cls.scale, cls.names = scale, [name, *members]
+
+    def __new__(cls, name, bases, members, scale=2):
+        return super().__new__(cls, name, bases, members)
+
+
+class Scaled(Base, metaclass=Numbered, scale=5):
+    def act(self, x, factor=1):
+        return self.scale * factor * x
+
+
+def test_a_metaclass_does_not_change_the_attributes_of_the_class():
+    names, ids = Scaled.names, torch.tensor([1])
+    model = convert(Scaled(), min_entries=0)
+    assert type(model).scale == model.scale == Scaled.scale == 5
+    assert model.names is Scaled.names is names
+    assert torch.equal(model(ids), 2 * 5 * model.items(ids))
+
+
+def test_the_arguments_of_a_converted_method_can_be_inspected():
+    model = convert(Scaled())
+    assert inspect.getfullargspec(model.act) == inspect.getfullargspec(Scaled().act)
+    assert inspect.signature(model.act) == inspect.signature(Scaled().act)

@@ -207,13 +207,16 @@ def _converted_class(
     }
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     names |= {"__annotations__": vars(original).get("__annotations__", {})}
-    members = {**methods, **names, "__doc__": original.__doc__, "_hotrow": conversion}
-    members["__reduce_ex__"] = _reduce
+    members = {**methods, **names, "__doc__": original.__doc__, "__reduce_ex__": _reduce}
     has_hook = any("__init_subclass__" in vars(base) for base in original.__mro__[:-1])
     metaclass: Any = _metaclass(type(original), has_hook)  # type: ignore[arg-type]
     # The first base must be the original class. Otherwise, if that class inherits from `ABC` or
     # `Generic` before `nn.Module`, Python refuses to assign the new class to a module.
     converted: type[nn.Module] = metaclass(original.__name__, (original, _Converted), members)
+    for name in vars(converted).keys() - members.keys():
+        if not name.startswith(("__", "_abc_")):  # the user's metaclass has set it
+            delattr(converted, name)
+    converted._hotrow = conversion  # type: ignore[attr-defined]  # from now on, see `_owner`
     return converted
 
 
@@ -313,6 +316,8 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
         finally:
             state.saved_tensor_hook = outer_hook
 
+    # Unlike `signature`, `inspect.getfullargspec` doesn't look at the wrapped method.
+    vars(run)["__signature__"] = inspect.signature(method)
     return run
 
 
