@@ -7,6 +7,7 @@ loaded.
 
 from __future__ import annotations
 
+import abc
 import copyreg
 import functools
 import inspect
@@ -149,7 +150,7 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
         original = original_class(module)
         try:
             cls = _converted_class(original, direction, threshold)
-        except Exception as error:  # of the user's metaclass
+        except TypeError as error:
             refused.append((module, f"{original.__name__} cannot be subclassed: {error}"))
         else:
             changes.append((module, cls))
@@ -195,8 +196,8 @@ def _converted_class(
     for cls in original.__subclasses__():
         if vars(cls).get("_hotrow") == conversion:
             return cls
-    bases = reversed(original.__mro__[: original.__mro__.index(nn.Module)])
-    attributes = {name: value for base in bases for name, value in vars(base).items()}
+    users = reversed(original.__mro__[: original.__mro__.index(nn.Module)])
+    attributes = {name: value for base in users for name, value in vars(base).items()}
     methods = {
         name: _wrap(original, name, value)
         for name, value in attributes.items()
@@ -207,16 +208,16 @@ def _converted_class(
     }
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     names |= {"__annotations__": vars(original).get("__annotations__", {})}
-    members = {**methods, **names, "__doc__": original.__doc__, "__reduce_ex__": _reduce}
+    members = {**methods, **names, "__doc__": original.__doc__, "_hotrow": conversion}
+    members["__reduce_ex__"] = _reduce
     has_hook = any("__init_subclass__" in vars(base) for base in original.__mro__[:-1])
     metaclass: Any = _metaclass(type(original), has_hook)  # type: ignore[arg-type]
     # The first base must be the original class. Otherwise, if that class inherits from `ABC` or
     # `Generic` before `nn.Module`, Python refuses to assign the new class to a module.
-    converted: type[nn.Module] = metaclass(original.__name__, (original, _Converted), members)
-    for name in vars(converted).keys() - members.keys():
-        if not name.startswith(("__", "_abc_")):  # the user's metaclass has set it
-            delattr(converted, name)
-    converted._hotrow = conversion  # type: ignore[attr-defined]  # from now on, see `_owner`
+    bases = original, _Converted
+    # Skip the user's metaclass, which may register each class or change its members.
+    create: Any = next(each for each in metaclass.__mro__ if each in (abc.ABCMeta, type)).__new__
+    converted: type[nn.Module] = create(metaclass, original.__name__, bases, members)
     return converted
 
 
