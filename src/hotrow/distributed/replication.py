@@ -228,9 +228,8 @@ class _Replicas:
     ) -> StepKind:
         """Check that all ranks step with the same options, and settle rows on all ranks or none.
 
-        `state` is the optimizer state, or None if the optimizer has compared it in an earlier step
-        and has not loaded another one since. Return the highest kind of all ranks, so that all
-        ranks take the same kind of step.
+        `state` is the optimizer state, or None if an earlier step has compared it. Return the
+        highest kind of all ranks, so that all ranks take the same kind of step.
 
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.

@@ -113,8 +113,6 @@ class RowOptimizer(_Optimizer):
     """
 
     _count = 0  # the number of steps that this object has taken
-    # The replicated tables whose states the ranks have compared since the last load.
-    _compared: frozenset[Table] = frozenset()
     rule: ClassVar[Rule]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
 
@@ -304,6 +302,9 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
+            if table.replicas is not None:
+                state: Any = self.state[table]
+                state.is_compared = True
         for table in equal:
             table.equal_version = table._version  # every rank has taken the same step
         for lag, _, _ in pending_steps:
@@ -332,7 +333,6 @@ class RowOptimizer(_Optimizer):
             for table in tables:  # another rank may have stepped it
                 table.equal_version = None
             raise
-        self._compared |= {*tables}
         equal = [table for table in tables if table.has_equal_replicas]
         for table in equal:
             table.equal_version = None  # until the step is complete: it may fail on one rank
@@ -349,12 +349,11 @@ class RowOptimizer(_Optimizer):
             kind = StepKind.DENSE
             if isinstance(gradient, RowGradient) and reasons[index] is None:
                 kind = gradient.step_kind
-            names = self._state_names(table, group)
+            state, names = self.state.get(table, {}), self._state_names(table, group)
             options = {**self._describe_options(group), "state": self._describe_state(table, names)}
-            state = None
-            if table not in self._compared:
-                state = {name: self.state[table][name] for name in names}
-            kind = replicas.prepare_step(table, options, state, kind)
+            is_compared = getattr(state, "is_compared", False)
+            values = None if is_compared else {name: state[name] for name in names}
+            kind = replicas.prepare_step(table, options, values, kind)
             if kind == StepKind.DENSE:
                 reasons[index] = reasons[index] or ("another rank takes one", "")
             elif kind == StepKind.ALL_ROWS:
@@ -637,7 +636,6 @@ class RowOptimizer(_Optimizer):
         finally:
             handle.remove()
             if self.state is not before:
-                self._compared = frozenset()
                 for group, table in find_tables(self.param_groups):
                     table.record_optimizer(self)
                     if table.backing is not None:

@@ -55,6 +55,7 @@ class RowState(dict[str, Any]):
     lag: StateLag | None = None
     # The tensor that the last read of each name has returned, while other code may still use it.
     aliases: dict[str, _Alias] | None = None
+    is_compared: bool = False  # whether a step has compared the states of all replicas
     is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
 
     def __init__(self, state: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
