@@ -60,18 +60,20 @@ class _Converted:
         """Skip the original class's `__init_subclass__`, which is meant for users' subclasses."""
 
 
-def _reduce(module: Any, protocol: Any) -> Any:
-    """Implement `__reduce_ex__`, which tells Python how to copy or pickle the module."""
-    conversion = type(module)._hotrow
-    reduced = conversion.original.__reduce_ex__(module, protocol)
-    if "_hotrow" not in vars(type(module)):  # the user's own subclass
-        return reduced
-    if isinstance(reduced, str):  # the name of a global variable, which pickle stores
-        return reduced
-    constructor, arguments, *state = reduced
-    if arguments and arguments[0] is type(module):  # the class of the new object
-        constructor, arguments = _rebuild, (constructor, *conversion, *arguments[1:])
-    return constructor, arguments, *state
+def _reducer(conversion: _Conversion) -> Callable[[Any, Any], Any]:
+    """Return a class's `__reduce_ex__`, which tells Python how to copy or pickle its objects."""
+
+    def reduce(module: Any, protocol: Any) -> Any:
+        reduced = conversion.original.__reduce_ex__(module, protocol)
+        # A string is the name of a global variable, which pickle stores.
+        if isinstance(reduced, str) or vars(type(module)).get("_hotrow") is not conversion:
+            return reduced  # in the second case, the object's class is a subclass
+        constructor, arguments, *state = reduced
+        if arguments and arguments[0] is type(module):  # the class of the new object
+            constructor, arguments = _rebuild, (constructor, *conversion, *arguments[1:])
+        return constructor, arguments, *state
+
+    return reduce
 
 
 def _rebuild(
@@ -209,7 +211,7 @@ def _converted_class(
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     names |= {"__annotations__": vars(original).get("__annotations__", {})}
     members = {**methods, **names, "__doc__": original.__doc__, "_hotrow": conversion}
-    members["__reduce_ex__"] = _reduce
+    members["__reduce_ex__"] = _reducer(conversion)
     has_hook = any("__init_subclass__" in vars(base) for base in original.__mro__[:-1])
     metaclass: Any = _metaclass(type(original), has_hook)  # type: ignore[arg-type]
     # The first base must be the original class. Otherwise, if that class inherits from `ABC` or
@@ -317,8 +319,8 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
         finally:
             state.saved_tensor_hook = outer_hook
 
-    # Unlike `signature`, `inspect.getfullargspec` doesn't look at the wrapped method.
-    vars(run)["__signature__"] = inspect.signature(method)
+    if not hasattr(method, "__wrapped__"):  # `inspect.getfullargspec` doesn't look at `__wrapped__`
+        vars(run)["__signature__"] = inspect.signature(method)
     return run
 
 
