@@ -1159,11 +1159,14 @@ def forget_optimizer_state(count, name, options, how):
     elif how == "replaced":
         state = optimizer.state_dict()["state"][0]
         optimizer.state[layer.weight] = {key: value + rank for key, value in state.items()}
+    elif how == "updated":
+        values = {key: value + rank for key, value in optimizer.state_dict()["state"][0].items()}
+        optimizer.state[layer.weight].update(values)
     error = error_text(step)
     return error, torch.equal(before, layer.weight), {"weight": layer.weight.detach()}
 
 
-@pytest.mark.parametrize("how", ["new", "cleared", "replaced", "new on all ranks"])
+@pytest.mark.parametrize("how", ["new", "cleared", "replaced", "updated", "new on all ranks"])
 @pytest.mark.parametrize(
     ("name", "options"), [("AdamW", {}), ("SGD", {"momentum": 0.9}), ("Adagrad", {})]
 )

@@ -51,7 +51,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     without data passes an empty batch. A direct read of a table's `weight` returns the rows of this
     rank, and cannot be differentiated. The norm of a table's gradient includes the rows of all
     ranks, so `clip_grad_norm_` clips the same way it does in a single process. Every rank must call
-    `clip_grad_norm_`.
+    `clip_grad_norm_`. Other results, such as the gradient's sum or its nuclear and spectral norm,
+    include only the rows of this rank.
 
     Args:
         model: a model converted by `hotrow.convert`. It is changed in place. Every rank must pass

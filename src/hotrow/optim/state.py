@@ -126,6 +126,7 @@ class RowState(dict[str, Any]):
                 dict.__setitem__(self, name, value)
                 return
             self.is_old = False  # the caller knows the table's current rows
+            self.is_compared = False
             self._store(name, value)
 
     def _store(self, name: str, value: Tensor) -> None:
