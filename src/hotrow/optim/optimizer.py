@@ -302,11 +302,8 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
-            if table.replicas is not None:
-                state: Any = self.state[table]
-                state.is_compared = True
-        for table in equal:
-            table.equal_version = table._version  # every rank has taken the same step
+        if must_agree:
+            self._record_agreement(gradients, equal)
         for lag, _, _ in pending_steps:
             if lag.must_warn:
                 lag.warn_about_alias()
@@ -338,6 +335,15 @@ class RowOptimizer(_Optimizer):
             table.equal_version = None  # until the step is complete: it may fail on one rank
         return equal
 
+    def _record_agreement(self, gradients: list[TableGradient], equal: list[Table]) -> None:
+        """Record that all ranks have taken the same step from the same state."""
+        for _, table, _ in gradients:
+            if table.replicas is not None:
+                state: Any = self.state[table]
+                state.is_compared = True
+        for table in equal:
+            table.equal_version = table._version
+
     def _agree_on_steps(
         self,
         prepared: list[tuple[Replicas[Table], int]],
@@ -368,7 +374,8 @@ class RowOptimizer(_Optimizer):
     def _state_names(self, table: Table, group: ParamGroup) -> list[str]:
         """Return the names of the slots and scalars in a table's state.
 
-        These include slots that the options don't use now, but not the names of other code.
+        These include slots that the options don't use now. Other code's names are left out, unless
+        they name a tensor of the table's shape.
         """
         scalars = {*self.rule.initial_scalars(group, {}), *["step"] * self.rule.has_step_count}
         return sorted(
