@@ -143,8 +143,12 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
         if isinstance(module, torch.jit.ScriptModule):
             continue
         earlier = _conversion_of(module)
-        is_kept = earlier is not None and min_entries in (None, earlier.min_entries)
-        if is_kept and direction_of(module) == direction:
+        is_kept = (
+            earlier is not None
+            and earlier.direction == direction
+            and min_entries in (None, earlier.min_entries)
+        )
+        if is_kept:
             continue
         if _is_torch_layer(module) and not (direction == "matmul" and module is model):
             continue
@@ -198,8 +202,10 @@ def _converted_class(
     for cls in original.__subclasses__():
         if vars(cls).get("_hotrow") == conversion:
             return cls
-    users = reversed(original.__mro__[: original.__mro__.index(nn.Module)])
-    attributes = {name: value for base in users for name, value in vars(base).items()}
+    user_classes = original.__mro__[: original.__mro__.index(nn.Module)]
+    attributes = {
+        name: value for cls in reversed(user_classes) for name, value in vars(cls).items()
+    }
     methods = {
         name: _wrap(original, name, value)
         for name, value in attributes.items()
@@ -208,10 +214,15 @@ def _converted_class(
         and not inspect.isgeneratorfunction(value)
         and not inspect.iscoroutinefunction(value)
     }
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    names |= {"__annotations__": vars(original).get("__annotations__", {})}
-    members = {**methods, **names, "__doc__": original.__doc__, "_hotrow": conversion}
-    members["__reduce_ex__"] = _reducer(conversion)
+    members = {
+        **methods,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "__annotations__": vars(original).get("__annotations__", {}),
+        "__reduce_ex__": _reducer(conversion),
+        "_hotrow": conversion,
+    }
     has_hook = any("__init_subclass__" in vars(base) for base in original.__mro__[:-1])
     metaclass: Any = _metaclass(type(original), has_hook)  # type: ignore[arg-type]
     # The first base must be the original class. Otherwise, if that class inherits from `ABC` or
@@ -291,7 +302,7 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         current: Any = getattr(original, name)
-        if current is not method:
+        if current is not method:  # the user has replaced it
             current = _replaced(original, name)
         state, traced = call_states.current, is_traced()
         hook: Any = None if traced else top_hooks(True)  # as in `saved_tensor_hook`

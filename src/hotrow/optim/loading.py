@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.optim.rule import ParamGroup
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import Table, table_row_count
 
 _SCALARS = "step", "eta", "mu", "mu_product"
 _MAX_STEP = 1 << 53
@@ -170,9 +170,7 @@ def _slot_problem(name: str, value: Any, table: Table) -> str | None:
     if not isinstance(value, Tensor):
         # torch stores None for a momentum buffer that it has not created yet.
         return None if value is None else f"is of type {type(value).__name__}, not a tensor"
-    expected = tuple(table.shape)
-    if table.shards is not None:
-        expected = table.shards.rows, *expected[1:]
+    expected = table_row_count(table), *table.shape[1:]
     if tuple(value.shape) != expected:
         return f"has shape {tuple(value.shape)}, but its table has shape {expected}"
     if value.layout != torch.strided or value.is_meta or value.is_complex():

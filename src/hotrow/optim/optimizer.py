@@ -96,6 +96,12 @@ def _plain_state(state: Mapping[str, Any], convert: Callable[[Tensor], Tensor]) 
     }
 
 
+def _describe_state(state: dict[str, Any], names: list[str]) -> str:
+    """Return the names in a table's state, and its step count."""
+    steps = [option_text(dict.get(state, name)) for name in names if name == "step"]
+    return ", ".join([*names, *steps]) or "none"
+
+
 # RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
 # optimizers by name would also find hotrow's, and get two classes for each name.
 if TYPE_CHECKING:
@@ -355,8 +361,9 @@ class RowOptimizer(_Optimizer):
             kind = StepKind.DENSE
             if isinstance(gradient, RowGradient) and reasons[index] is None:
                 kind = gradient.step_kind
-            state, names = self.state.get(table, {}), self._state_names(table, group)
-            options = {**self._describe_options(group), "state": self._describe_state(table, names)}
+            state = self.state.get(table, {})
+            names = self._state_names(state, table, group)
+            options = {**self._describe_options(group), "state": _describe_state(state, names)}
             is_compared = getattr(state, "is_compared", False)
             values = None if is_compared else {name: state[name] for name in names}
             kind = replicas.prepare_step(table, options, values, kind)
@@ -371,7 +378,7 @@ class RowOptimizer(_Optimizer):
         options = {name: option_text(group.get(name)) for name in sorted(self.defaults)}
         return {"optimizer": self.rule.name, **options}
 
-    def _state_names(self, table: Table, group: ParamGroup) -> list[str]:
+    def _state_names(self, state: dict[str, Any], table: Table, group: ParamGroup) -> list[str]:
         """Return the names of the slots and scalars in a table's state.
 
         These include slots that the options don't use now. Other code's names are left out, unless
@@ -380,15 +387,9 @@ class RowOptimizer(_Optimizer):
         scalars = {*self.rule.initial_scalars(group, {}), *["step"] * self.rule.has_step_count}
         return sorted(
             name
-            for name, value in dict.items(self.state.get(table, {}))  # doesn't settle the rows
+            for name, value in dict.items(state)  # doesn't settle the rows
             if name in scalars or (isinstance(value, Tensor) and value.shape == table.shape)
         )
-
-    def _describe_state(self, table: Table, names: list[str]) -> str:
-        """Return the names in a table's state, and its step count."""
-        state = self.state.get(table, {})
-        steps = [option_text(dict.get(state, name)) for name in names if name == "step"]
-        return ", ".join([*names, *steps]) or "none"
 
     def _dense_step(
         self,
