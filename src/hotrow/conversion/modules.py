@@ -13,22 +13,20 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hotrow.conversion import sampling
 from hotrow.conversion.finder import Finder
 from hotrow.conversion.matmul import MatmulMode
 from hotrow.conversion.origins import Record
+from hotrow.conversion.outputs import materialize_outputs
 from hotrow.conversion.sampling import call_states, is_traced, top_hooks
 from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling, is_tracing
-from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
 _records: dict[int, Record] = {}  # live modules only, keyed by id(module)
@@ -371,50 +369,8 @@ def _run_under(mode: Any, method: Any, module: Any, args: Any, kwargs: Any) -> A
     try:
         with mode:
             result = method(module, *args, **kwargs)
-        return _materialize_outputs(result)
+        return materialize_outputs(result)
     finally:
         state.is_searching, state.sampler = False, None
         if sampler is not None:
             sampler.end_search()
-
-
-_MAX_DEPTH = 8  # of dataclasses, which may contain themselves
-
-
-def _materialize_outputs(value: Any, depth: int = 0) -> Any:
-    """Materialize the one-hots in an output, so that the model returns plain tensors."""
-    if isinstance(value, OneHot):
-        return _materialize_output(value)
-    if isinstance(value, Tensor) or depth > _MAX_DEPTH:
-        return value
-    leaves = tree_leaves(value)
-    if len(leaves) == 1 and leaves[0] is value:  # not a container
-        if is_dataclass(value) and not isinstance(value, type):
-            _materialize_fields(value, depth)
-        return value
-    if any(isinstance(leaf, OneHot) or is_dataclass(leaf) for leaf in leaves):
-        return tree_map(
-            lambda leaf: _materialize_outputs(leaf, depth + 1),
-            value,
-            is_leaf=lambda leaf: isinstance(leaf, torch.Size),
-        )
-    return value
-
-
-def _materialize_fields(value: Any, depth: int) -> None:
-    for field in fields(value):
-        old = getattr(value, field.name, None)
-        new = _materialize_outputs(old, depth + 1)
-        if new is old:
-            continue
-        try:
-            setattr(value, field.name, new)
-        except FrozenInstanceError:
-            object.__setattr__(value, field.name, new)
-
-
-def _materialize_output(value: OneHot) -> Tensor:
-    for origin in value.origins:
-        origin.record_returned(value)
-        origin.record_dense(value.entries)
-    return materialize(value)
