@@ -1,12 +1,14 @@
-"""Materialize the one-hots in what a converted method returns."""
+"""Materialize the one-hots that a converted method returns or stores as parameters."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hotrow.onehot.registry import materialize
@@ -35,6 +37,15 @@ def materialize_outputs(value: Any, depth: int = 0) -> Any:
     return value
 
 
+@functools.cache
+def watch_parameters() -> None:
+    """Store `nn.Parameter(x)` as an ordinary parameter if a converted method creates the one-hot x.
+
+    A parameter that is a one-hot could not change its dtype or device.
+    """
+    register_module_parameter_registration_hook(_dense_parameter)  # type: ignore[arg-type]
+
+
 def _materialize_fields(value: Any, depth: int) -> None:
     for field in fields(value):
         old = getattr(value, field.name, None)
@@ -52,3 +63,12 @@ def _materialize_output(value: OneHot) -> Tensor:
         origin.record_returned(value)
         origin.record_dense(value.entries)
     return materialize(value)
+
+
+def _dense_parameter(module: nn.Module, name: str, parameter: Any) -> nn.Parameter | None:
+    if not isinstance(parameter, OneHot):
+        return None
+    if parameter.parameter is None:  # a tied parameter is registered more than once
+        dense = parameter.materialize(permanent=True).detach()
+        parameter.parameter = nn.Parameter(dense, requires_grad=parameter.requires_grad)
+    return parameter.parameter

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hotrow.conversion import sampling
+from hotrow.conversion.calls import iter_records
+from hotrow.conversion.classes import direction_of, original_class
 from hotrow.conversion.embeddings import find_embeddings, min_entries_of, weight_of
-from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
+from hotrow.conversion.modules import refusals
 from hotrow.conversion.origins import Origin
 from hotrow.table.parameter import Table
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from hotrow.conversion.classes import direction_of
 from hotrow.conversion.convert import convert
-from hotrow.conversion.modules import direction_of
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import message_of, one_line
 from hotrow.kernels import devices
