@@ -1,5 +1,6 @@
 """Replicated tables stay bitwise equal on all ranks, and match training in one process."""
 
+import collections
 import copy
 import functools
 import itertools
@@ -1197,6 +1198,109 @@ def test_slots_that_the_first_step_does_not_use_are_compared():
     for error in rank_processes(2).run(use_another_slot, 2):
         assert error is not None
         assert "with hash of the state=" in error
+
+
+def exchange_states(count, how):
+    """Train two tables, and exchange equally old states on rank 1 only."""
+    rank = dist.get_rank()
+    layers = nn.ModuleList(nn.Embedding(7, 3) for _ in range(2))
+    replicate(hotrow.convert(layers, min_entries=0), mesh_of_all(count))
+    first, second = layers[0].weight, layers[1].weight
+    assert isinstance(first, Table)
+    assert isinstance(second, Table)
+    optimizer, other = (hotrow.optim.NAdam(layers.parameters(), lr=0.1) for _ in range(2))
+
+    def step(optimizer):
+        optimizer.zero_grad()
+        rows = layers[0](torch.tensor([1 + rank])) + 2 * layers[1](torch.tensor([2]))
+        rows.square().sum().backward()
+        optimizer.step()
+
+    for each in (optimizer, other):
+        step(each)
+    if how == "tables" and rank == 1:
+        states = optimizer.state
+        states[first], states[second] = states[second], states[first]
+    elif how == "optimizers" and rank == 1:
+        optimizer = other
+    elif how == "scalars" and rank == 1:
+        optimizer.state[first]["mu_product"] = torch.tensor(0.5)
+    elif how == "equal states" and rank == 1:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    errors = [error_text(lambda: step(optimizer)) for _ in range(2)]
+    return errors, {"first": first.detach(), "second": second.detach()}
+
+
+@pytest.mark.parametrize("how", ["tables", "optimizers", "scalars", "equal states"])
+def test_exchanged_optimizer_states_are_compared(how):
+    results = rank_processes(2).run(exchange_states, 2, how)
+    assert_all_the_same([values for _, values in results])
+    for errors, _ in results:
+        for error in errors:
+            assert (error is None) == (how == "equal states")
+            assert error is None or "with hash of the state=" in error
+
+
+def fail_on_one_rank(count):
+    """Continue with other momentum on rank 1, whose last step has failed in torch's code."""
+    rank = dist.get_rank()
+    model = nn.Sequential(hotrow.convert(nn.Embedding(7, 3), min_entries=0), nn.Linear(3, 1))
+    table = replicate(model, mesh_of_all(count))[0].weight
+    assert isinstance(table, Table)
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    start = table.detach().clone()
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.tensor([1 + rank])).sum().backward()
+        optimizer.step()
+
+    step()
+    state = optimizer.state[model[1].bias]
+    if rank == 1:
+        state["momentum_buffer"] = torch.zeros(5)
+    failure = error_text(step, error_type=RuntimeError)
+    state["momentum_buffer"] = torch.zeros(1)
+    model.load_state_dict({**model.state_dict(), "0.weight": start})
+    return failure, error_text(step)
+
+
+def test_optimizer_states_are_compared_after_one_rank_has_failed():
+    (first, second), (other_failure, other_second) = rank_processes(2).run(fail_on_one_rank, 2)
+    assert first is None
+    assert "broadcast shape" in other_failure
+    for error in (second, other_second):
+        assert "with hash of the state=" in error
+
+
+def replace_states(count, name):
+    """Replace the dict of all states, as code does that resets an optimizer."""
+    torch.manual_seed(0)
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1, weight_decay=0.1)
+    for t in range(4):
+        if t % 2:
+            optimizer.state = collections.defaultdict(dict)
+        optimizer.zero_grad()
+        layer(torch.tensor([t])).sum().backward()
+        optimizer.step()
+    return {"weight": layer.weight.detach()}
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "AdamW"])  # RMSprop decays all rows in torch's step
+def test_all_optimizer_states_can_be_replaced(name):
+    torch.manual_seed(0)
+    layer = nn.Embedding(7, 3)
+    optimizer = getattr(torch.optim, name)(layer.parameters(), lr=0.1, weight_decay=0.1)
+    for t in range(4):
+        if t % 2:
+            optimizer.state = collections.defaultdict(dict)
+        optimizer.zero_grad()
+        layer(torch.tensor([t])).sum().backward()
+        optimizer.step()
+    for values in rank_processes(2).run(replace_states, 2, name):
+        torch.testing.assert_close(values["weight"], layer.weight.detach())
 
 
 def load_start_values(count):

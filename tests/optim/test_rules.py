@@ -872,6 +872,32 @@ def test_idle_rows_with_extreme_options(name, options, dtype):
     torch.testing.assert_close(*found, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-30, 2e-16])
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam"])
+@pytest.mark.parametrize("compiled", grid([True, False], bool))
+def test_a_second_moment_that_underflows(name, eps, compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    found = []
+    for library in (optim, torch.optim):
+        layer = torch.nn.Embedding(2, 1, _weight=torch.full((2, 1), 0.5))
+        if library is optim:
+            layer = hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        options = {"lr": 1e-3, "betas": (0.95, 0.95), "eps": eps}
+        optimizer = getattr(library, name)(layer.parameters(), **options)
+        for step in range(600):
+            optimizer.zero_grad()
+            # The row that is in each batch gets larger gradients, which don't underflow.
+            rows = layer(torch.tensor([0, 1] if step == 0 else [0]))
+            (rows[0] + 1e-18 * rows[1:].sum()).sum().backward()
+            optimizer.step()
+            if step % 50 == 0:
+                layer.weight.norm()  # settles the rows, and rounds their state
+        found.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize(("name", "options", "weight"), EXTREME_ROWS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=exhaustive)])
 @pytest.mark.parametrize("compiled", grid([True, False], bool))

@@ -44,11 +44,13 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 
     hotrow searches for one-hots in the methods of the model's modules. The class of each module is
     replaced with a subclass of the same name. After that, `type(module) is Model` and
-    `module.method.__func__ is Model.method` are false, and `super(self.__class__, self)` calls the
-    same method without end. A one-hot that a module's method returns to code outside the model
-    becomes a plain tensor. Under `torch.compile`, the search finds only one-hots that `F.one_hot`
-    creates, and what a method reads from `type(self)` stays constant. With activation checkpointing
-    (`use_reentrant=False`), the search finds only one-hots that a module's method creates.
+    `module.method.__func__ is Model.method` are false, `isinstance(other, type(module))` is true
+    only for converted modules, and `super(self.__class__, self)` calls the same method without end.
+    cloudpickle stores converted modules, but not their class or bound methods. A one-hot that a
+    module's method returns to code outside the model becomes a plain tensor. Under `torch.compile`,
+    the search finds only one-hots that `F.one_hot` creates, and what a method reads from
+    `type(self)` stays constant. With activation checkpointing (`use_reentrant=False`), the search
+    finds only one-hots that a module's method creates.
 
     `convert.report(model)` lists the model's embeddings and one-hots with their locations, and
     says which were converted and why the others were not. One-hots appear in the report after the

@@ -2,15 +2,16 @@
 
 Before a lookup for training, the ranks check that they all look up ids in the same table. If other
 code has written to a copy, they also check that all copies are equal. The backward pass exchanges
-the gradients of the touched rows. Before a step, the ranks check that their options are equal, and
-the states that they have loaded. If one rank has settled all its rows, the other ranks settle
-theirs. If one rank has a gradient of all rows, the other ranks step all rows too.
+the gradients of the touched rows. Before a step, the ranks check that their options and states are
+equal. They compare the values of a state only if it may not result from equal steps. If one rank
+has settled all its rows, the other ranks settle theirs. If one rank has a gradient of all rows, the
+other ranks step all rows too.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
@@ -38,6 +39,8 @@ from hotrow.table.parameter import Table, needs_gradient
 from hotrow.table.protocols import StepKind
 
 _M = TypeVar("_M", bound=nn.Module)
+
+_STATE = "hash of the state"  # the name of an option in messages
 
 _calls = itertools.count()  # numbers the calls of `replicate`, and the deep copies of tables
 
@@ -82,8 +85,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     distinct rows in its batch, to each of the W - 1 other ranks. A step sends another header for
     each table. If the tables are also sharded, each lookup and step sends another header to the
     ranks with other rows. After other code has written to a table, the next lookup for training
-    hashes the table. The first step of an optimizer, and the first after `load_state_dict`, hash
-    the table's state. Each step merges and hashes the rows of the gradient.
+    hashes the table. The first step of an optimizer, and the first after code has assigned to the
+    state, for example in `load_state_dict`, hash the table's state. Each step merges and hashes the
+    rows of the gradient.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -223,21 +227,25 @@ class _Replicas:
         self,
         table: Table,
         options: Mapping[str, str],
-        state: Mapping[str, Any] | None,
+        read_state: Callable[[], Mapping[str, Any]],
+        agreement: str | None,
         kind: StepKind,
-    ) -> StepKind:
+    ) -> tuple[StepKind, str]:
         """Check that all ranks step with the same options, and settle rows on all ranks or none.
 
-        `state` is the optimizer state, or None if an earlier step has compared it. Return the
-        highest kind of all ranks, so that all ranks take the same kind of step.
+        `agreement` is what the ranks agreed on in the last step from this optimizer state, or None.
+        It depends on the options, gradients and state of that step and of all steps before it. So
+        ranks with the same agreement have equal states. Otherwise, the ranks compare their states.
+
+        Return the highest kind of all ranks, so that all ranks take the same kind of step, and the
+        new agreement.
 
         If another rank has settled all rows, or closed the `RowLag`, after the last step, this rank
         does the same. All ranks had equal rows after the last step, so the rows are equal again.
         """
         options = {"table": self.name, **options}
         if self.ranks.count > 1:
-            compared = "compared before" if state is None else hash_values(state).hex()
-            options["hash of the state"] = compared
+            options[_STATE] = agreement or hash_values(read_state()).hex()
             if table.grad is not None:
                 options["gradient"] = f"{hash_gradient(table.grad, table.columns):x}"
         # 0: rows are stale, 1: all rows are settled, 2: there is no lag, so that none can be stale
@@ -247,19 +255,24 @@ class _Replicas:
         with _on_all_shards(table, STEP):
             received = self.ranks.agree(STEP, value)
             if any(each >> 4 != value >> 4 for each in received):
-                self._raise_different_options(options)
+                options[_STATE] = hash_values(read_state()).hex()
+                self._compare_options(options)
+                checksum = hash_text(repr(options))
         most_settled = max((each >> 2) & 3 for each in received)
         highest_kind = max(each & 3 for each in received)
         if table.lag is not None and most_settled == 2:
             table.close_lag()
         elif most_settled:
             table.settle()
-        return StepKind(highest_kind)
+        return StepKind(highest_kind), f"agreement {checksum:x}"
 
-    def _raise_different_options(self, options: Mapping[str, str]) -> NoReturn:
-        """Raise an error that names the first option that differs between the ranks."""
+    def _compare_options(self, options: Mapping[str, str]) -> None:
+        """Raise an error that names the first option that differs between the ranks, if any."""
         first, *others = self.ranks.all_gather(STEP, options)
-        rank, other = next((i, each) for i, each in enumerate(others, 1) if each != first)
+        different = [(rank, each) for rank, each in enumerate(others, 1) if each != first]
+        if not different:
+            return
+        rank, other = different[0]
         name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
         if name == "gradient":
             error = HotrowError(

@@ -280,7 +280,7 @@ class RowOptimizer(_Optimizer):
                 refuse_unsynchronized(table)
             must_agree |= table.replicas is not None
         reasons = find_reasons(self.rule, gradients, self.param_groups)
-        equal = self._prepare_replicas(gradients, reasons) if must_agree else []
+        agreed = self._prepare_replicas(gradients, reasons) if must_agree else []
         dense, pending_steps = [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if isinstance(gradient, RowGradient) and reason is None:
@@ -308,18 +308,20 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
-        if must_agree:
-            self._record_agreement(gradients, equal)
+        for table, agreement, has_equal_rows in agreed:
+            self._record_agreement(table, agreement, has_equal_rows)
         for lag, _, _ in pending_steps:
             if lag.must_warn:
                 lag.warn_about_alias()
 
     def _prepare_replicas(
         self, gradients: list[TableGradient], reasons: list[Reason | None]
-    ) -> list[Table]:
-        """Prepare a step of replicated tables; return those whose replicas are known to be equal.
+    ) -> list[tuple[Table, str, bool]]:
+        """Prepare a step of replicated tables.
 
-        If another rank takes a dense step of a table, set the table's reason in `reasons`.
+        If another rank takes a dense step of a table, set the table's reason in `reasons`. Return
+        each replicated table, what the ranks have agreed on, and whether its replicas are known to
+        be equal.
 
         The tables are prepared in the same order on all ranks, even if the ranks list their
         parameters in different orders.
@@ -329,49 +331,56 @@ class RowOptimizer(_Optimizer):
             for index, (_, table, _) in enumerate(gradients)
             if (replicas := table.replicas) is not None
         ]
+        prepared.sort(key=lambda each: each[0].sort_key)
         tables = [gradients[index][1] for _, index in prepared]
         try:
-            self._agree_on_steps(prepared, gradients, reasons)
-        except BaseException:
-            for table in tables:  # another rank may have stepped it
-                table.equal_version = None
-            raise
-        equal = [table for table in tables if table.has_equal_replicas]
-        for table in equal:
-            table.equal_version = None  # until the step is complete: it may fail on one rank
-        return equal
+            agreements = [
+                self._agree_on_step(replicas, gradients, reasons, index)
+                for replicas, index in prepared
+            ]
+            return [
+                (table, agreement, table.has_equal_replicas)
+                for table, agreement in zip(tables, agreements, strict=True)
+            ]
+        finally:
+            for table in tables:  # until the step is complete: it may fail on one rank
+                self._record_agreement(table, None, False)
 
-    def _record_agreement(self, gradients: list[TableGradient], equal: list[Table]) -> None:
-        """Record that all ranks have taken the same step from the same state."""
-        for _, table, _ in gradients:
-            if table.replicas is not None:
-                state: Any = self.state[table]
-                state.is_compared = True
-        for table in equal:
-            table.equal_version = table._version
+    def _record_agreement(self, table: Table, agreement: str | None, has_equal_rows: bool) -> None:
+        """Record whether all ranks have equal rows and states."""
+        state = self.state.get(table)
+        if isinstance(state, RowState):
+            state.agreement = agreement
+        table.equal_version = table._version if has_equal_rows else None
 
-    def _agree_on_steps(
+    def _agree_on_step(
         self,
-        prepared: list[tuple[Replicas[Table], int]],
+        replicas: Replicas[Table],
         gradients: list[TableGradient],
         reasons: list[Reason | None],
-    ) -> None:
-        for replicas, index in sorted(prepared, key=lambda each: each[0].sort_key):
-            group, table, gradient = gradients[index]
-            kind = StepKind.DENSE
-            if isinstance(gradient, RowGradient) and reasons[index] is None:
-                kind = gradient.step_kind
-            state = self.state.get(table, {})
-            names = self._state_names(state, table, group)
-            options = {**self._describe_options(group), "state": _describe_state(state, names)}
-            is_compared = getattr(state, "is_compared", False)
-            values = None if is_compared else {name: state[name] for name in names}
-            kind = replicas.prepare_step(table, options, values, kind)
-            if kind == StepKind.DENSE:
-                reasons[index] = reasons[index] or ("another rank takes one", "")
-            elif kind == StepKind.ALL_ROWS:
-                assert isinstance(gradient, RowGradient)
-                gradient.step_all_rows()
+        index: int,
+    ) -> str:
+        """Agree on one table's step with the other ranks, and return what they have agreed on."""
+        group, table, gradient = gradients[index]
+        kind = StepKind.DENSE
+        if isinstance(gradient, RowGradient) and reasons[index] is None:
+            kind = gradient.step_kind
+        state = self.state.get(table, {})
+        names = self._state_names(state, table, group)
+        options = {**self._describe_options(group), "state": _describe_state(state, names)}
+        kind, agreement = replicas.prepare_step(
+            table,
+            options,
+            lambda: {name: state[name] for name in names},
+            getattr(state, "agreement", None),
+            kind,
+        )
+        if kind == StepKind.DENSE:
+            reasons[index] = reasons[index] or ("another rank takes one", "")
+        elif kind == StepKind.ALL_ROWS:
+            assert isinstance(gradient, RowGradient)
+            gradient.step_all_rows()
+        return agreement
 
     def _describe_options(self, group: ParamGroup) -> dict[str, str]:
         """Return the optimizer's name and its options as text, to compare them between ranks."""

@@ -55,7 +55,9 @@ class RowState(dict[str, Any]):
     lag: StateLag | None = None
     # The tensor that the last read of each name has returned, while other code may still use it.
     aliases: dict[str, _Alias] | None = None
-    is_compared: bool = False  # whether a step has compared the states of all replicas
+    # What the ranks agreed on in the last step of a replicated table. None if code has assigned to
+    # this state since then, so that the ranks must compare its values.
+    agreement: str | None = None
     is_old: bool = False  # whether `hotrow.vocabulary` changed the table's rows, but not these
 
     def __init__(self, state: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
@@ -122,11 +124,11 @@ class RowState(dict[str, Any]):
         with exclusive_access.lock:
             self._forget_alias(name)
             self.close_lag()
+            self.agreement = None
             if not _has_rows(value):
                 dict.__setitem__(self, name, value)
                 return
             self.is_old = False  # the caller knows the table's current rows
-            self.is_compared = False
             self._store(name, value)
 
     def _store(self, name: str, value: Tensor) -> None:
@@ -141,6 +143,7 @@ class RowState(dict[str, Any]):
     def __delitem__(self, name: str) -> None:
         self._forget_alias(name)
         self.close_lag()
+        self.agreement = None
         dict.__delitem__(self, name)
 
     def _forget_alias(self, name: str) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -139,15 +139,17 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         self,
         table: _Table,
         options: Mapping[str, str],
-        state: Mapping[str, Any] | None,
+        read_state: Callable[[], Mapping[str, Any]],
+        agreement: str | None,
         kind: StepKind,
-    ) -> StepKind:
+    ) -> tuple[StepKind, str]:
         """Prepare a step so that all replicas stay bit-identical.
 
-        Check that the options are equal, and settle all rows if any process has done so. `state`
-        is the optimizer state if the processes must compare it, or None.
+        Check that the options are equal, and settle all rows if any process has done so. Unless
+        all processes pass the same `agreement`, compare the optimizer states.
 
-        Return the highest kind of all processes, which all of them must use.
+        Return the highest kind of all processes, which all of them must use, and the agreement to
+        pass to the next step from the state after this step.
         """
 
 

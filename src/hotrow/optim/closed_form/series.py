@@ -58,7 +58,9 @@ COLUMNS = REMAINDER, CENTER, LOG_FACTOR
 SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the last two factors, which follow the columns
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_DECAY = 2.0**-8  # the smallest product of the decay factors in a window
-MIN_EPS, MAX_EPS = 1e-37, 1e37  # the reciprocals are normal numbers in float32
+# In float32, sqrt(v) underflows below 1e-19. A smaller eps than MIN_EPS would not hide that. At
+# MAX_EPS, the reciprocal is still a normal number in float32.
+MIN_EPS, MAX_EPS = 1e-16, 1e37
 
 
 def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
@@ -209,8 +211,8 @@ class PowerSeries(MissedStepSums):
         # With stronger decay, changes outside the window would not be negligible relative to w.
         is_weak = factor > 0 and min(factor, 1.0) ** self.window >= MIN_DECAY
         usable = coupled_decay == 0 and is_weak and root > 0 and bool(self.window)
-        # With b2 = 0, torch's step turns an infinite v into 0 * inf = NaN. With eps = 0, the step
-        # depends on how v underflows: in torch, v can stop at the smallest number above 0.
+        # With b2 = 0, torch's step turns an infinite v into 0 * inf = NaN. With a tiny eps, the
+        # step depends on how v underflows: in torch, v can stop at the smallest number above 0.
         usable = usable and b2 > 0 and MIN_EPS <= eps <= MAX_EPS
         if not (usable and math.isfinite(size) and math.isfinite(factor)):
             sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR]
