@@ -433,6 +433,25 @@ def test_a_class_that_is_added_to_a_converted_module_is_kept():
     assert torch.equal(results[0][0], 9 * model.items(ids))
 
 
+class Counted(Base):
+    count = 0
+
+    def __init_subclass__(cls, by=1, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.count += by
+
+
+def test_a_subclass_of_a_converted_class_runs_the_hook_of_its_base():
+    cls = type(convert(Counted()))
+    assert Counted.count == 0
+
+    class Extended(Tripled, cls, by=5):
+        pass
+
+    assert (Extended.count, Counted.count) == (5, 0)
+    assert type(convert(Extended(), min_entries=7)).count == 5
+
+
 REPLACED = {
     "static method": staticmethod(torch.relu),
     "class method": classmethod(lambda cls, x: 5 * x),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import hotrow
 from hotrow import HotrowError, convert
@@ -232,6 +233,21 @@ def test_autocast_leaves_the_product_in_the_tables_dtype():
     model, other = twins(nn.Embedding(7, 3))
     with torch.autocast("cpu", torch.bfloat16):
         assert_same_bits(other(IDS), model(IDS))
+
+
+def test_a_checkpointed_layer_stays_a_lookup():
+    class Recomputes(Model):
+        def forward(self, ids):
+            return checkpoint(self.layer, ids, use_reentrant=False) + self.layer(ids)
+
+    model = Recomputes(nn.Embedding(6, 2))
+    other = convert(copy.deepcopy(model), to="matmul")
+    with Operations() as operations:
+        for each in (model, other):
+            each(torch.tensor([1, 4])).square().sum().backward()
+    torch.testing.assert_close(other.layer.weight.grad, model.layer.weight.grad)
+    assert operations.met["embedding"] == 3  # two in the plain model
+    assert operations.met["mm"] == 2  # in the forward and the backward pass
 
 
 def test_torch_compile():

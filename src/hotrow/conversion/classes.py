@@ -24,8 +24,10 @@ class _Converted:
 
     _hotrow: ClassVar[Conversion]  # the only name that isn't the user's
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Skip the original class's `__init_subclass__`, which is meant for users' subclasses."""
+        if "_hotrow" not in vars(cls):  # a user's subclass of a converted class
+            super().__init_subclass__(**kwargs)
 
 
 def _reducer(conversion: Conversion) -> Callable[[Any, Any], Any]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hotrow.conversion.sampling import call_outside
+from hotrow.conversion.sampling import call_outside, call_states, saved_tensor_hook
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids, normalize_padding
 from hotrow.kernels.tracing import never_compile_alone
@@ -33,7 +33,8 @@ class MatmulMode(TorchFunctionMode):
         product = _PRODUCTS.get(func)
         if func in BACKWARD_FUNCTIONS:
             return call_outside(func, *args, **(kwargs or {}))
-        if product is None:
+        # As in `Finder`, torch recomputes a checkpointed function outside this mode.
+        if product is None or call_states.current.saved_tensor_hook is not saved_tensor_hook():
             return func(*args, **(kwargs or {}))
         table = args[1] if len(args) > 1 else (kwargs or {})["weight"]
         with torch.autocast(table.device.type, enabled=False):  # torch doesn't autocast lookups
