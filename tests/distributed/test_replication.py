@@ -1073,7 +1073,7 @@ def write_to_one_rank_of_a_two_dimensional_mesh():
 def test_copies_that_differ_on_a_two_dimensional_mesh_raise_on_every_rank():
     results = rank_processes(4).run(write_to_one_rank_of_a_two_dimensional_mesh)
     for (first, error, *last), _ in results:
-        assert "the copies of weight on rank 0 and rank 1 differ" in error
+        assert "the copies of weight on rank 1 and rank 3 differ" in error
         assert [first, *last] == [None] * 3
     assert_all_the_same([values for _, values in results])
 
@@ -1098,7 +1098,7 @@ def step_half_of_a_table():
 def test_a_step_with_different_options_fails_for_all_rows_of_a_table():
     for (first, error, last), change in rank_processes(4).run(step_half_of_a_table):
         assert first is last is None
-        assert "steps the replicated table weight with lr=2.0, but rank 1 with lr=1.0" in error
+        assert "steps the replicated table weight with lr=2.0, but rank 2 with lr=1.0" in error
         torch.testing.assert_close(change, [2.0] * 4)
 
 

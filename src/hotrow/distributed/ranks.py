@@ -60,7 +60,9 @@ class Ranks:
         self._lock, self._is_interrupted = threading.RLock(), False
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
-        self.members = frozenset(dist.get_process_group_ranks(group))
+        members = dist.get_process_group_ranks(group)
+        self.members = frozenset(members)
+        self.names = [f"rank {member}" for member in members]  # in messages
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
@@ -72,16 +74,16 @@ class Ranks:
         """
         if not self._lock.acquire(blocking=False):
             raise HotrowError(
-                f"two threads of rank {self.rank} use sharded or replicated tables at the same "
-                "time, so their messages to the other ranks would mix",
+                f"two threads of {self.names[self.rank]} use sharded or replicated tables at the "
+                "same time, so their messages to the other ranks would mix",
                 fix="look up rows in one thread: collectives must run in the same order on all "
                 "ranks",
             )
         try:
             if self._is_interrupted:
                 raise HotrowError(
-                    f"an error, such as a KeyboardInterrupt, has interrupted rank {self.rank} "
-                    "while it exchanged messages with the other ranks",
+                    "an error, such as a KeyboardInterrupt, has interrupted "
+                    f"{self.names[self.rank]} while it exchanged messages with the other ranks",
                     fix="start all ranks again, and load the last checkpoint",
                 )
             yield
@@ -102,7 +104,8 @@ class Ranks:
         problem = None
         if failure is not None:
             kind = "" if isinstance(failure, HotrowError) else f"{type(failure).__name__}: "
-            problem = f"rank {self.rank} of {self.count} could not {operation}: {kind}{failure}"
+            name = f"{self.names[self.rank]} of {dist.get_world_size()}"
+            problem = f"{name} could not {operation}: {kind}{failure}"
         answers: list[Any] = [None] * self.count
         dist.all_gather_object(answers, (value, problem), group=self.group)
         problems = [problem for _, problem in answers if problem is not None]
@@ -202,7 +205,9 @@ class Ranks:
     ) -> NoReturn:
         """Raise a failed rank's error, or an error that lists the operation of each rank."""
         answers = self.all_gather(operation, (text, replicas_wait), failure)
-        operations = "; ".join(f"rank {rank}: {each}" for rank, (each, _) in enumerate(answers))
+        operations = "; ".join(
+            f"{name}: {each}" for name, (each, _) in zip(self.names, answers, strict=True)
+        )
         error = HotrowError(f"the ranks run different operations ({operations})", fix=fix)
         mark_on_all_ranks(error)
         vars(error)["gathered"] = answers

@@ -198,11 +198,12 @@ class _Replicas:
         """Raise an error on every rank unless all copies are equal."""
         operation = f"compare the copies of {self.name}"
         hashes = self.ranks.all_gather(operation, _hash_copy(table))
-        for rank, each in enumerate(hashes):
+        first = self.ranks.names[0]
+        for name, each in zip(self.ranks.names, hashes, strict=True):
             if each == hashes[0]:
                 continue
             error = HotrowError(
-                f"the copies of {self.name} on rank 0 and rank {rank} differ, for "
+                f"the copies of {self.name} on {first} and {name} differ, for "
                 "example because only one rank loaded a checkpoint, or each rank initialized the "
                 "weight with another seed",
                 fix="load the same values on every rank, or call replicate after that",
@@ -268,15 +269,18 @@ class _Replicas:
 
     def _compare_options(self, options: Mapping[str, str]) -> None:
         """Raise an error that names the first option that differs between the ranks, if any."""
-        first, *others = self.ranks.all_gather(STEP, options)
-        different = [(rank, each) for rank, each in enumerate(others, 1) if each != first]
+        gathered = self.ranks.all_gather(STEP, options)
+        first, first_rank = gathered[0], self.ranks.names[0]
+        different = [
+            each for each in zip(self.ranks.names, gathered, strict=True) if each[1] != first
+        ]
         if not different:
             return
         rank, other = different[0]
         name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
         if name == "gradient":
             error = HotrowError(
-                f"the gradients of {self.name} on rank 0 and rank {rank} differ, for example "
+                f"the gradients of {self.name} on {first_rank} and {rank} differ, for example "
                 "because a hook adds noise, or code clips gradients after a backward pass in "
                 "no_sync",
                 fix="change the gradient in the same way on every rank: it is the average over all "
@@ -284,8 +288,8 @@ class _Replicas:
             )
         else:
             error = HotrowError(
-                f"rank 0 steps the replicated table {first['table']} with "
-                f"{name}={first.get(name)}, but rank {rank} with {name}={other.get(name)}",
+                f"{first_rank} steps the replicated table {first['table']} with "
+                f"{name}={first.get(name)}, but {rank} with {name}={other.get(name)}",
                 fix="use the same optimizer with the same options and state on every rank, "
                 "and step the tables in the same order",
             )
