@@ -40,6 +40,28 @@ def train(library, options=None, change=None, name="AdamW"):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("SGD", {"momentum": 0.9}),
+        ("ASGD", {}),
+        ("RMSprop", {"momentum": 0.9}),
+        ("RMSprop", {"centered": True}),
+        ("Adadelta", {}),
+        ("Adagrad", {}),
+        ("Adam", {"amsgrad": True}),
+        ("NAdam", {}),
+        ("RAdam", {}),
+        ("Adamax", {}),
+        ("Rprop", {}),
+    ],
+    ids=str,
+)
+def test_the_state_has_torchs_order(name, options):
+    (_, ours), (_, theirs) = (train(library, options, name=name) for library in (hotrow, torch))
+    assert list(ours["state"][0]) == list(theirs["state"][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
         ("RAdam", {"betas": [0.9, 0.99]}),
         ("Adamax", {"betas": [0.9, 0.99]}),
         ("NAdam", {"betas": np.array([0.9, 0.99])}),

@@ -601,6 +601,17 @@ def test_a_gradient_can_be_shared_with_other_processes():
     assert model.weight.grad.untyped_storage().is_shared()
 
 
+def test_gradients_have_different_addresses():
+    """Code that counts shared tensors once compares addresses."""
+    gradients = [lagging()[0].weight.grad for _ in range(2)]
+    expected = [each.as_dense() for each in gradients]
+    addresses = [each.data_ptr() for each in gradients]
+    assert len({0, *addresses}) == 3
+    assert addresses == [each.untyped_storage().data_ptr() for each in gradients]
+    for gradient, dense in zip(gradients, expected, strict=True):
+        assert_same_bits(gradient.as_dense(), dense)
+
+
 def test_a_read_during_the_step_of_a_table_raises(monkeypatch):
     model, optimizer = lagging()
 

@@ -140,7 +140,7 @@ class RowLag:
             self.ledger.allow_undo()
         self.alias_steps = 0  # the number of consecutive steps with a live alias so far
         self.must_warn = False  # whether to call `warn_about_alias`
-        dict.update(state, loaded, **self.slots, **self.scalar_tensors)
+        dict.update(state, loaded, **self.scalar_tensors, **self.slots)  # in torch's order
         state.lag = self
         if table.backing is not None:
             table.backing.state_files.last_run = self.run  # keeps the state for the next save

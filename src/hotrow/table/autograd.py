@@ -24,6 +24,7 @@ from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.triton.batch import DeviceIds
 from hotrow.table.gradient import RowGradient
+from hotrow.table.row_change import address
 
 
 class StorageUses:
@@ -88,7 +89,7 @@ def stored_values(tensor: Tensor) -> Tensor:
     if tensor.layout != torch.strided:
         return tensor  # no rule uses it
     with torch._C.DisableTorchFunctionSubclass():  # a one-hot's own methods create its dense tensor
-        if not tensor.is_neg() and (tensor.data_ptr() or not tensor.numel() or tensor.is_meta):
+        if not tensor.is_neg() and (address(tensor) or not tensor.numel() or tensor.is_meta):
             return tensor
     with torch.no_grad():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

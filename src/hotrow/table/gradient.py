@@ -352,8 +352,8 @@ class RowGradient(Tensor):
         return self.store_all_rows().untyped_storage()
 
     def data_ptr(self) -> int:
-        """Return 0, because the dense gradient is not in memory."""
-        return 0
+        """Store all V rows, and return their address."""
+        return self._stored().data_ptr()
 
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""

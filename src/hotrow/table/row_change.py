@@ -133,6 +133,14 @@ def trim_storage(tensor: Tensor) -> Tensor:
     return from_dlpack(tensor)
 
 
+def address(tensor: Tensor) -> int:
+    """Return the address of the tensor's values, or 0 if they are not in memory."""
+    try:
+        return Tensor.data_ptr(tensor)
+    except RuntimeError:  # a row gradient, a one-hot, or such a class of another library
+        return 0
+
+
 def untrimmed(tensor: Tensor, current: Tensor) -> Tensor:
     """Return `current` if the tensor is an alias of it, such as a result of `trim_storage`.
 
@@ -143,7 +151,7 @@ def untrimmed(tensor: Tensor, current: Tensor) -> Tensor:
         and (tensor.shape, tensor.dtype) == (current.shape, current.dtype)
         and tensor.device == current.device
         and not tensor.is_meta
-        and tensor.data_ptr() == current.data_ptr() != 0  # other subclasses have no memory
+        and address(tensor) == current.data_ptr()
         and tensor.stride() == current.stride()
     )
     return current if is_alias else tensor
