@@ -1273,34 +1273,31 @@ def test_optimizer_states_are_compared_after_one_rank_has_failed():
         assert "with hash of the state=" in error
 
 
-def replace_states(count, name):
-    """Replace the dict of all states, as code does that resets an optimizer."""
-    torch.manual_seed(0)
-    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
-    assert isinstance(layer.weight, Table)
-    optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1, weight_decay=0.1)
+def replace_states(layer, optimizer):
+    """Train, and replace the dict of all states, as code does that resets an optimizer."""
     for t in range(4):
         if t % 2:
             optimizer.state = collections.defaultdict(dict)
         optimizer.zero_grad()
         layer(torch.tensor([t])).sum().backward()
         optimizer.step()
-    return {"weight": layer.weight.detach()}
+    return layer.weight.detach()
+
+
+def replace_states_of_replicas(weight, name, options):
+    layer = nn.Embedding.from_pretrained(weight.clone(), freeze=False)
+    replicate(hotrow.convert(layer, min_entries=0), mesh_of_all(2))
+    assert isinstance(layer.weight, Table)
+    return replace_states(layer, getattr(hotrow.optim, name)(layer.parameters(), **options))
 
 
 @pytest.mark.parametrize("name", ["RMSprop", "AdamW"])  # RMSprop decays all rows in torch's step
 def test_all_optimizer_states_can_be_replaced(name):
-    torch.manual_seed(0)
-    layer = nn.Embedding(7, 3)
-    optimizer = getattr(torch.optim, name)(layer.parameters(), lr=0.1, weight_decay=0.1)
-    for t in range(4):
-        if t % 2:
-            optimizer.state = collections.defaultdict(dict)
-        optimizer.zero_grad()
-        layer(torch.tensor([t])).sum().backward()
-        optimizer.step()
-    for values in rank_processes(2).run(replace_states, 2, name):
-        torch.testing.assert_close(values["weight"], layer.weight.detach())
+    weight, options = torch.rand(7, 3), {"lr": 0.1, "weight_decay": 0.1}
+    layer = nn.Embedding.from_pretrained(weight.clone(), freeze=False)
+    expected = replace_states(layer, getattr(torch.optim, name)(layer.parameters(), **options))
+    for found in rank_processes(2).run(replace_states_of_replicas, weight, name, options):
+        torch.testing.assert_close(found, expected)
 
 
 def load_start_values(count):
