@@ -1273,6 +1273,51 @@ def test_optimizer_states_are_compared_after_one_rank_has_failed():
         assert "with hash of the state=" in error
 
 
+def unfreeze_other_rows(count):
+    """Unfreeze all rows on rank 0, but no rows on the others."""
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    vocabulary.freeze(layer, [1, 2])
+    error = error_text(vocabulary.unfreeze, layer, None if dist.get_rank() == 0 else [])
+    frozen = layer.weight.frozen_rows.tolist()
+    vocabulary.unfreeze(layer)
+    return error, frozen, layer.weight.frozen_rows
+
+
+def test_ranks_that_unfreeze_other_rows_raise():
+    for error, frozen, last in rank_processes(2).run(unfreeze_other_rows, 2):
+        assert "rank 0: unfreeze all rows of weight; rank 1: unfreeze 0 rows (ids" in error
+        assert frozen == [1, 2]
+        assert last is None
+
+
+def write_before_a_step(count):
+    """Write to the weight on one rank before a step, then load the earlier values on all ranks."""
+    rank = dist.get_rank()
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1, weight_decay=0.1)
+    for t in range(3):
+        optimizer.zero_grad()
+        layer(torch.tensor([1 + rank])).square().sum().backward()
+        if t == 1:
+            start = layer.weight.detach().clone()
+            if rank == 0:
+                with torch.no_grad():
+                    layer.weight.mul_(2)
+        error = error_text(optimizer.step)
+        if t == 1:
+            assert error is None
+            layer.load_state_dict({"weight": start})
+    return error
+
+
+def test_states_are_compared_after_a_step_from_other_rows():
+    for error in rank_processes(2).run(write_before_a_step, 2):
+        assert error is not None
+        assert "with hash of the state=" in error
+
+
 def replace_states(layer, optimizer):
     """Train, and replace the dict of all states, as code does that resets an optimizer."""
     for t in range(4):

@@ -59,6 +59,27 @@ def test_the_state_has_torchs_order(name, options):
     assert list(ours["state"][0]) == list(theirs["state"][0])
 
 
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+def test_the_states_have_the_order_of_the_parameters(name):
+    orders = []
+    for library in (hotrow, torch):
+        layers = [nn.Linear(4, 4), nn.Embedding(9, 4), nn.Linear(4, 1), nn.Embedding(9, 4)]
+        model = nn.ModuleList(layers)
+        if library is hotrow:
+            hotrow.convert(model, min_entries=0)
+            assert type(layers[1].weight) is type(layers[3].weight) is Table
+        optimizer = getattr(library.optim, name)(model.parameters())
+        for layer in (layers[3], layers[2]):  # the first step uses only these two layers
+            layer(torch.tensor([1]) if layer is layers[3] else torch.ones(4)).sum().backward()
+        optimizer.step()
+        layers[0](layers[1](torch.tensor([2]))).sum().backward()
+        optimizer.step()
+        names = {parameter: key for key, parameter in model.named_parameters()}
+        order = [names[parameter] for parameter in optimizer.state]
+        orders.append((order, list(optimizer.state_dict()["state"])))
+    assert orders[0] == orders[1]
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -51,7 +51,7 @@ from hotrow.optim.misuse import (
 )
 from hotrow.optim.old_rows import refuse_old_rows, register
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group, option_text
-from hotrow.optim.state import RowState, States
+from hotrow.optim.state import RowState, States, sort_new_states
 from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
@@ -224,8 +224,11 @@ class RowOptimizer(_Optimizer):
                 warn_of_dense_embeddings(self)
             self._count += 1
             if tables:
+                state_count = len(self.state)
                 with torch.no_grad():
                     self._step_tables(tables)
+                if len(self.state) > state_count:
+                    sort_new_states(self.state, state_count, self.param_groups)
             else:
                 self._torch_step()
             self._adopt_tables()
@@ -349,8 +352,8 @@ class RowOptimizer(_Optimizer):
     def _record_agreement(self, table: Table, agreement: str | None, has_equal_rows: bool) -> None:
         """Record whether all ranks have equal rows and states."""
         state = self.state.get(table)
-        if isinstance(state, RowState):
-            state.agreement = agreement
+        if isinstance(state, RowState):  # with weight decay, the state also depends on the rows
+            state.agreement = agreement if has_equal_rows else None
         table.equal_version = table._version if has_equal_rows else None
 
     def _agree_on_step(

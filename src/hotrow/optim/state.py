@@ -232,6 +232,20 @@ class States(defaultdict[Any, dict[str, Any]]):
         return States, (dict, dict(self))
 
 
+def sort_new_states(
+    states: dict[Any, Any], earlier_count: int, groups: Iterable[Mapping[str, Any]]
+) -> None:
+    """Move the states after the first `earlier_count` into the order of the parameters.
+
+    A step creates the states of tables before those of other parameters.
+    """
+    new = set(list(states)[earlier_count:])
+    for group in groups:
+        for parameter in group["params"]:
+            if parameter in new:
+                dict.__setitem__(states, parameter, dict.pop(states, parameter))
+
+
 def _is_in_memory(parameter: Any) -> bool:
     return isinstance(parameter, Table) and parameter.backing is None
 

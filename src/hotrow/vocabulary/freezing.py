@@ -73,7 +73,7 @@ def unfreeze(layer: nn.Module, ids: Any = None) -> None:
         HotrowError: before anything changes, if the weight is not a table, or an id is out of
             range.
     """
-    table, rows = _check_rows(layer, [] if ids is None else ids, "unfreeze")
+    table, rows = _check_rows(layer, [] if ids is None else ids, "unfreeze", ids is None)
     with ExclusiveAccess():
         if table.frozen_rows is None:
             return
@@ -86,13 +86,16 @@ def unfreeze(layer: nn.Module, ids: Any = None) -> None:
         table.frozen_rows = frozen if len(frozen) else None
 
 
-def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tensor]:
+def _check_rows(
+    layer: nn.Module, ids: Any, operation: str, is_for_all: bool = False
+) -> tuple[Table, Tensor]:
     """Return the table, and the distinct ids in ascending order."""
     layers = find_layers(layer)
     with failing_on_all_ranks([layers.weight]):
         table, rows = _check_table_and_ids(layers, ids, operation)
     if table.replicas is not None:
-        table.replicas.agree_on_rows(f"{operation} {len(rows)} rows (ids {digest(rows)})", rows)
+        chosen = "all rows" if is_for_all else f"{len(rows)} rows (ids {digest(rows)})"
+        table.replicas.agree_on_rows(f"{operation} {chosen}", rows)
     return table, rows
 
 
