@@ -22,8 +22,8 @@ from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim import exclusive_access, graphs
+from hotrow.optim.agreement import StepAgreement
 from hotrow.optim.dense_steps import (
-    Reason,
     TableGradient,
     check_state_shapes,
     copy_frozen_rows,
@@ -50,12 +50,12 @@ from hotrow.optim.misuse import (
     warn_of_missing_state,
 )
 from hotrow.optim.old_rows import refuse_old_rows, register
-from hotrow.optim.rule import ParamGroup, Rule, numeric_group, option_text
+from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState, States, sort_new_states
 from hotrow.optim.step import step_together
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
-from hotrow.table.protocols import Backing, Replicas, StepKind
+from hotrow.table.protocols import Backing
 from hotrow.table.reading import raise_pending_error
 from hotrow.table.row_change import trim_storage
 
@@ -94,12 +94,6 @@ def _plain_state(state: Mapping[str, Any], convert: Callable[[Tensor], Tensor]) 
         k: convert(trim_storage(v)) if isinstance(v, Tensor) and v.layout == torch.strided else v
         for k, v in state.items()
     }
-
-
-def _describe_state(state: dict[str, Any], names: list[str]) -> str:
-    """Return the names in a table's state, and its step count."""
-    steps = [option_text(dict.get(state, name)) for name in names if name == "step"]
-    return ", ".join([*names, *steps]) or "none"
 
 
 # RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
@@ -283,7 +277,9 @@ class RowOptimizer(_Optimizer):
                 refuse_unsynchronized(table)
             must_agree |= table.replicas is not None
         reasons = find_reasons(self.rule, gradients, self.param_groups)
-        agreed = self._prepare_replicas(gradients, reasons) if must_agree else []
+        agreement = StepAgreement(self.rule, self.defaults, self.state) if must_agree else None
+        if agreement is not None:
+            agreement.prepare(gradients, reasons)
         dense, pending_steps = [], []
         for (group, table, gradient), reason in zip(gradients, reasons, strict=True):
             if isinstance(gradient, RowGradient) and reason is None:
@@ -311,97 +307,11 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
-        for table, agreement, has_equal_rows in agreed:
-            self._record_agreement(table, agreement, has_equal_rows)
+        if agreement is not None:
+            agreement.complete()
         for lag, _, _ in pending_steps:
             if lag.must_warn:
                 lag.warn_about_alias()
-
-    def _prepare_replicas(
-        self, gradients: list[TableGradient], reasons: list[Reason | None]
-    ) -> list[tuple[Table, str, bool]]:
-        """Prepare a step of replicated tables.
-
-        If another rank takes a dense step of a table, set the table's reason in `reasons`. Return
-        each replicated table, what the ranks have agreed on, and whether its replicas are known to
-        be equal.
-
-        The tables are prepared in the same order on all ranks, even if the ranks list their
-        parameters in different orders.
-        """
-        prepared = [
-            (replicas, index)
-            for index, (_, table, _) in enumerate(gradients)
-            if (replicas := table.replicas) is not None
-        ]
-        prepared.sort(key=lambda each: each[0].sort_key)
-        tables = [gradients[index][1] for _, index in prepared]
-        try:
-            agreements = [
-                self._agree_on_step(replicas, gradients, reasons, index)
-                for replicas, index in prepared
-            ]
-            return [
-                (table, agreement, table.has_equal_replicas)
-                for table, agreement in zip(tables, agreements, strict=True)
-            ]
-        finally:
-            for table in tables:  # until the step is complete: it may fail on one rank
-                self._record_agreement(table, None, False)
-
-    def _record_agreement(self, table: Table, agreement: str | None, has_equal_rows: bool) -> None:
-        """Record whether all ranks have equal rows and states."""
-        state = self.state.get(table)
-        if isinstance(state, RowState):  # with weight decay, the state also depends on the rows
-            state.agreement = agreement if has_equal_rows else None
-        table.equal_version = table._version if has_equal_rows else None
-
-    def _agree_on_step(
-        self,
-        replicas: Replicas[Table],
-        gradients: list[TableGradient],
-        reasons: list[Reason | None],
-        index: int,
-    ) -> str:
-        """Agree on one table's step with the other ranks, and return what they have agreed on."""
-        group, table, gradient = gradients[index]
-        kind = StepKind.DENSE
-        if isinstance(gradient, RowGradient) and reasons[index] is None:
-            kind = gradient.step_kind
-        state = self.state.get(table, {})
-        names = self._state_names(state, table, group)
-        options = {**self._describe_options(group), "state": _describe_state(state, names)}
-        kind, agreement = replicas.prepare_step(
-            table,
-            options,
-            lambda: {name: state[name] for name in names},
-            getattr(state, "agreement", None),
-            kind,
-        )
-        if kind == StepKind.DENSE:
-            reasons[index] = reasons[index] or ("another rank takes one", "")
-        elif kind == StepKind.ALL_ROWS:
-            assert isinstance(gradient, RowGradient)
-            gradient.step_all_rows()
-        return agreement
-
-    def _describe_options(self, group: ParamGroup) -> dict[str, str]:
-        """Return the optimizer's name and its options as text, to compare them between ranks."""
-        options = {name: option_text(group.get(name)) for name in sorted(self.defaults)}
-        return {"optimizer": self.rule.name, **options}
-
-    def _state_names(self, state: dict[str, Any], table: Table, group: ParamGroup) -> list[str]:
-        """Return the names of the slots and scalars in a table's state.
-
-        These include slots that the options don't use now. Other code's names are left out, unless
-        they name a tensor of the table's shape.
-        """
-        scalars = {*self.rule.initial_scalars(group, {}), *["step"] * self.rule.has_step_count}
-        return sorted(
-            name
-            for name, value in dict.items(state)  # doesn't settle the rows
-            if name in scalars or (isinstance(value, Tensor) and value.shape == table.shape)
-        )
 
     def _dense_step(
         self,
