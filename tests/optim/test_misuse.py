@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hotrow
-from hotrow import HotrowError
+from hotrow import HotrowError, vocabulary
 from hotrow.table.parameter import Table
 
 
@@ -51,6 +51,58 @@ def test_no_warning_without_tables_or_with_our_optimizer():
         warnings.simplefilter("error")
         torch.optim.AdamW(layer.parameters()).step()
         hotrow.optim.AdamW(converted().parameters()).step()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Move the weights back every second step, halfway to their earlier values."""
+
+    def __init__(self, base):
+        super().__init__(base.param_groups, {})
+        self.base, self.count = base, 0
+
+    def step(self, closure=None):
+        self.base.step()
+        self.count += 1
+        for parameter in self.param_groups[0]["params"] if self.count % 2 == 0 else ():
+            state = self.state[parameter]
+            slow = state.setdefault("slow", torch.zeros_like(parameter))
+            slow.add_(parameter.detach() - slow, alpha=0.5)
+            parameter.data.copy_(slow)
+
+
+def test_an_optimizer_that_wraps_ours_takes_row_steps():
+    weights = []
+    for library in (hotrow, torch):
+        torch.manual_seed(0)
+        layer = nn.Embedding(9, 2)
+        if library is hotrow:
+            hotrow.convert(layer, min_entries=0)
+            assert isinstance(layer.weight, Table)
+        optimizer = Lookahead(library.optim.AdamW(layer.parameters(), lr=0.1))
+        with warnings.catch_warnings(action="error"):
+            for t in range(6):
+                optimizer.zero_grad()
+                layer(torch.tensor([t])).sum().backward()
+                optimizer.step()
+        weights.append(layer.weight.detach())
+    torch.testing.assert_close(*weights)
+    layer = hotrow.convert(nn.Embedding(9, 2), min_entries=0)
+    optimizer = Lookahead(hotrow.optim.AdamW(nn.Linear(2, 2).parameters()))
+    optimizer.add_param_group({"params": layer.weight})
+    layer(torch.tensor([0])).sum().backward()
+    with pytest.warns(UserWarning, match="Lookahead updates every row"):  # nothing trains the table
+        optimizer.step()
+
+
+def test_an_optimizer_that_wraps_ours_accepts_frozen_rows():
+    layer = hotrow.convert(nn.Embedding(9, 2), min_entries=0)
+    vocabulary.freeze(layer, [1])
+    before = layer.weight.detach().clone()
+    optimizer = Lookahead(hotrow.optim.AdamW(layer.parameters(), lr=0.1))
+    layer(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    changed = (layer.weight.detach() != before).any(1)
+    assert changed.tolist() == [True, False, *[True] * 7]
 
 
 def test_a_model_that_is_converted_after_the_first_step_is_noticed():

@@ -44,15 +44,20 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
     table with dense steps. SparseAdam doesn't support tables, ZeroRedundancyOptimizer doesn't
     support sharded or replicated tables, and no torch optimizer supports sharded tables, so the
     check raises a `HotrowError` for these.
+
+    An optimizer that calls a hotrow optimizer, as implementations of SAM and Lookahead do, takes no
+    dense steps.
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if hasattr(optimizer, "torch_class") or not table_count():
             return
         tables = find_tables(optimizer.param_groups)
+        is_wrapper = _wraps_row_optimizer(optimizer, [table for _, table in tables])
         for group, table in tables:
             refuse_old_rows(optimizer, table)
-            _refuse_table(optimizer, table, names)
+            if not is_wrapper or table.shards is not None:
+                _refuse_table(optimizer, table, names)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
             if group.get("fused") and table.grad is not None:
@@ -61,6 +66,8 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             return
         _warned.add(optimizer)
         register(optimizer)
+        if is_wrapper:
+            return
         name, shape = type(optimizer).__name__, tuple(tables[0][1].shape)
         warnings.warn(
             f"{name} updates every row of the {shape} table that hotrow.convert created, so it is "
@@ -70,6 +77,17 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         )
 
     _own_hooks.add(register_optimizer_step_pre_hook(check).id)
+
+
+def _wraps_row_optimizer(optimizer: torch.optim.Optimizer, tables: list[Table]) -> bool:
+    """Return whether an attribute of the optimizer is a hotrow optimizer of the tables."""
+    wrapped = {
+        table
+        for value in vars(optimizer).values()
+        if hasattr(value, "torch_class")
+        for _, table in find_tables(value.param_groups)
+    }
+    return wrapped.issuperset(tables)
 
 
 def _suggest(optimizer: torch.optim.Optimizer, names: frozenset[str]) -> str:
@@ -84,7 +102,7 @@ def _refuse_table(optimizer: torch.optim.Optimizer, table: Table, names: frozens
     if table.frozen_rows is not None:
         raise HotrowError(
             f"torch's {name} would change the frozen rows of a table",
-            fix=f"use hotrow.optim.{name}, or call hotrow.vocabulary.unfreeze(layer)",
+            fix=f"use {_suggest(optimizer, names)}, or call hotrow.vocabulary.unfreeze(layer)",
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise HotrowError(
