@@ -1291,6 +1291,29 @@ def test_ranks_that_unfreeze_other_rows_raise():
         assert last is None
 
 
+def grow_with_other_options(count):
+    """Add rows while the learning rate, from which Rprop's state starts, differs."""
+    rank = dist.get_rank()
+    layer = replicate(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.Rprop(layer.parameters(), lr=0.1)
+    layer(torch.tensor([rank])).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.param_groups[0]["lr"] = 0.2 if rank == 1 else 0.1
+    error = error_text(vocabulary.resize, layer, 9, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1
+    vocabulary.resize(layer, 9, optimizer)
+    return error, optimizer.state[layer.weight]["step_size"][7:].unique().tolist()
+
+
+def test_added_rows_start_with_the_same_state_on_all_ranks():
+    for error, step_sizes in rank_processes(2).run(grow_with_other_options, 2):
+        assert "rank 0: change the row count from 7 to 9 with prev, step_size (0.1) of" in error
+        assert "rank 1: change the row count from 7 to 9 with prev, step_size (0.2) of" in error
+        assert step_sizes == torch.tensor([0.1]).tolist()
+
+
 def write_before_a_step(count):
     """Write to the weight on one rank before a step, then load the earlier values on all ranks."""
     rank = dist.get_rank()

@@ -601,6 +601,23 @@ def test_a_gradient_can_be_shared_with_other_processes():
     assert model.weight.grad.untyped_storage().is_shared()
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_hooks_of_a_lookup_get_the_gradient_of_the_weight_alone():
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    assert type(layer.weight) is Table
+    optimizer, found = hotrow.optim.AdamW(layer.parameters(), lr=0.1), []
+    layer.register_backward_hook(lambda module, inputs, outputs: (2 * inputs[0],))
+    for row in range(3):
+        optimizer.zero_grad()
+        output = layer(torch.tensor([row, 5]))
+        assert len(output.grad_fn.next_functions) == 1
+        output.grad_fn.register_hook(lambda inputs, outputs: found.append(len(inputs)))
+        output.sum().backward()
+        assert layer.weight.grad.as_dense()[row].tolist() == [2.0, 2.0]
+        optimizer.step()
+    assert found == [1, 1, 1]
+
+
 def test_gradients_have_different_addresses():
     """Code that counts shared tensors once compares addresses."""
     gradients = [lagging()[0].weight.grad for _ in range(2)]

@@ -56,8 +56,7 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         is_wrapper = _wraps_row_optimizer(optimizer, [table for _, table in tables])
         for group, table in tables:
             refuse_old_rows(optimizer, table)
-            if not is_wrapper or table.shards is not None:
-                _refuse_table(optimizer, table, names)
+            _refuse_table(optimizer, table, names, is_wrapper)
             raise_pending_error(table)  # torch's step doesn't check for invalid ids
             table.equal_version = None  # torch's fused steps don't change `Tensor._version`
             if group.get("fused") and table.grad is not None:
@@ -84,7 +83,7 @@ def _wraps_row_optimizer(optimizer: torch.optim.Optimizer, tables: list[Table]) 
     wrapped = {
         table
         for value in vars(optimizer).values()
-        if hasattr(value, "torch_class")
+        if isinstance(value, torch.optim.Optimizer) and hasattr(value, "torch_class")
         for _, table in find_tables(value.param_groups)
     }
     return wrapped.issuperset(tables)
@@ -96,10 +95,12 @@ def _suggest(optimizer: torch.optim.Optimizer, names: frozenset[str]) -> str:
     return f"hotrow.optim.{name}" if name in names else "an optimizer from hotrow.optim"
 
 
-def _refuse_table(optimizer: torch.optim.Optimizer, table: Table, names: frozenset[str]) -> None:
+def _refuse_table(
+    optimizer: torch.optim.Optimizer, table: Table, names: frozenset[str], is_wrapper: bool
+) -> None:
     """Raise an error if a torch optimizer would not train the table correctly."""
     name, shape = type(optimizer).__name__, tuple(table.shape)
-    if table.frozen_rows is not None:
+    if table.frozen_rows is not None and not is_wrapper:
         raise HotrowError(
             f"torch's {name} would change the frozen rows of a table",
             fix=f"use {_suggest(optimizer, names)}, or call hotrow.vocabulary.unfreeze(layer)",

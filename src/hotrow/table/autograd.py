@@ -227,12 +227,16 @@ class LookUp(torch.autograd.Function):
     def forward(
         ctx: Any,
         table: Tensor,
-        ids: Tensor | DistinctIds,
-        read: Callable[[], Tensor],
+        reader: tuple[Callable[[], Tensor], Tensor | DistinctIds],
         options: LookUpOptions,
     ) -> Tensor:
-        """Return the result of `read`, (..., D)."""
+        """Return the result of the reader's function, (..., D).
+
+        The reader is a tuple with the ids, because hooks see the gradients of all tensors that are
+        arguments.
+        """
         ctx.materialize_grads = False
+        read, ids = reader
         if isinstance(ids, Tensor):  # copy, because the caller may write the next batch to `ids`
             ids = ids.to(torch.int64, copy=True).reshape(-1)
         ctx.ids, ctx.options = ids, options
@@ -242,12 +246,12 @@ class LookUp(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return a row gradient that assigns one row of `gradient` to each id."""
         if gradient is None:
-            return None, None, None, None
+            return None, None, None
         ids, options = ctx.ids, ctx.options
         if _needs_graph(gradient):
             ids = ids.ids() if isinstance(ids, DistinctIds) else ids
             result = _DifferentiableRowGradient.apply(gradient, ids, options)  # type: ignore[no-untyped-call]
-            return result, None, None, None
+            return result, None, None
         uses = StorageUses(gradient)
         reference_counts = (
             sys.getrefcount(gradient),
@@ -267,7 +271,7 @@ class LookUp(torch.autograd.Function):
         result = row_gradient(ids, gradient, options)
         # If other code has a reference to `gradient`, sum the rows before that code can change
         # them.
-        return result if is_exclusive else result.merge(), None, None, None
+        return result if is_exclusive else result.merge(), None, None
 
 
 # For each device type: the number of references to a gradient's Python object, tensor and storage
@@ -282,8 +286,8 @@ def measure_engine_references(device: torch.device) -> None:
     if device.type not in _engine_reference_counts and device.type != "meta":
         table = torch.zeros(1, 1, requires_grad=True, device=device)
         ids = torch.zeros(1, dtype=torch.int64, device=device)
-        read = functools.partial(F.embedding, ids, table)
-        output: Tensor = LookUp.apply(table, ids, read, LookUpOptions(table.shape))  # type: ignore[no-untyped-call]
+        reader = functools.partial(F.embedding, ids, table), ids
+        output: Tensor = LookUp.apply(table, reader, LookUpOptions(table.shape))  # type: ignore[no-untyped-call]
         output.mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 

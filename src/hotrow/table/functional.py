@@ -108,11 +108,11 @@ def local_embedding(
         shape, columns = weight.shape, weight.columns
         padding = -1 if padding_idx is None else normalize_padding(padding_idx, shape[columns])
         is_trained = needs_gradient(weight)
-        read, ids = row_reader(weight, input, max_norm, norm_type, is_trained)
+        reader = row_reader(weight, input, max_norm, norm_type, is_trained)
         if not is_trained:
-            return read()
+            return reader[0]()
         options = LookUpOptions(shape, padding, scale_grad_by_freq, columns)
-        output: Tensor = look_up(_source(weight), ids, read, options)  # type: ignore[no-untyped-call]
+        output: Tensor = look_up(_source(weight), reader, options)  # type: ignore[no-untyped-call]
         return output
 
 

@@ -17,13 +17,20 @@ from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
 from hotrow.optim.old_rows import mark_old_rows
+from hotrow.optim.rule import option_text
 from hotrow.table.autograd import leave_inference_mode, replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from hotrow.table.protocols import Distribution
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.layers import Embeddings, VocabularyLayers
-from hotrow.vocabulary.states import check_owner, prepare_change, row_tensors
+from hotrow.vocabulary.states import (
+    check_owner,
+    group_of,
+    initial_slots,
+    prepare_change,
+    row_tensors,
+)
 
 Init = Callable[[Tensor], object] | Tensor
 Complete = Callable[[], None]
@@ -279,8 +286,18 @@ def _describe(change: RowChange) -> str:
 
 
 def _describe_state(weight: nn.Parameter, optimizer: torch.optim.Optimizer | None) -> str:
-    """Name the state tensors whose rows change too, in the order in which the ranks send them."""
-    names = [] if optimizer is None else list(row_tensors(optimizer, weight))
+    """Name the state tensors whose rows change too, in the order in which the ranks send them.
+
+    If new rows of a state don't start at 0, the text contains their value.
+    """
+    if optimizer is None:
+        return ""
+    group = group_of(optimizer, weight)
+    initial = {} if group is None else initial_slots(optimizer, group)
+    names = [
+        f"{name} ({option_text(initial[name])})" if initial.get(name) else name
+        for name in row_tensors(optimizer, weight)
+    ]
     return f" with {', '.join(names)}" if names else ""
 
 
