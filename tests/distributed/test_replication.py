@@ -1208,12 +1208,13 @@ def exchange_states(count, how):
     first, second = layers[0].weight, layers[1].weight
     assert isinstance(first, Table)
     assert isinstance(second, Table)
-    optimizer, other = (hotrow.optim.NAdam(layers.parameters(), lr=0.1) for _ in range(2))
+    optimizer, other = (
+        hotrow.optim.NAdam(layers.parameters(), lr=0.1, weight_decay=0.1) for _ in range(2)
+    )
 
     def step(optimizer):
         optimizer.zero_grad()
-        rows = layers[0](torch.tensor([1 + rank])) + 2 * layers[1](torch.tensor([2]))
-        rows.square().sum().backward()
+        (layers[0](torch.tensor([1 + rank])) + layers[1](torch.tensor([2]))).sum().backward()
         optimizer.step()
 
     for each in (optimizer, other):

@@ -57,6 +57,7 @@ class Ranks:
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
         self.exchange_count = 0  # the number of differentiable exchanges; the same on all ranks
+        self.step_count = 0  # the number of steps of replicated tables; the same on all ranks
         self._lock, self._is_interrupted = threading.RLock(), False
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)

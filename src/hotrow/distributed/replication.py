@@ -234,9 +234,9 @@ class _Replicas:
     ) -> tuple[StepKind, str]:
         """Check that all ranks step with the same options, and settle rows on all ranks or none.
 
-        `agreement` is what the ranks agreed on in the last step from this optimizer state, or None.
-        It depends on the options, gradients and state of that step and of all steps before it. So
-        ranks with the same agreement have equal states. Otherwise, the ranks compare their states.
+        `agreement` is what this method returned for the last step from this optimizer state, or
+        None if the state may differ since then. It is different for each step. So ranks with the
+        same agreement have equal states. Otherwise, the ranks compare their states.
 
         Return the highest kind of all ranks, so that all ranks take the same kind of step, and the
         new agreement.
@@ -259,13 +259,14 @@ class _Replicas:
                 options[_STATE] = hash_values(read_state()).hex()
                 self._compare_options(options)
                 checksum = hash_text(repr(options))
+            self.ranks.step_count += 1
         most_settled = max((each >> 2) & 3 for each in received)
         highest_kind = max(each & 3 for each in received)
         if table.lag is not None and most_settled == 2:
             table.close_lag()
         elif most_settled:
             table.settle()
-        return StepKind(highest_kind), f"agreement {checksum:x}"
+        return StepKind(highest_kind), f"step {self.ranks.step_count} ({checksum:x})"
 
     def _compare_options(self, options: Mapping[str, str]) -> None:
         """Raise an error that names the first option that differs between the ranks, if any."""
