@@ -1226,13 +1226,16 @@ def exchange_states(count, how):
         optimizer = other
     elif how == "scalars" and rank == 1:
         optimizer.state[first]["mu_product"] = torch.tensor(0.5)
+    elif how == "data" and rank == 1:
+        average = optimizer.state[first]["exp_avg"]
+        average.data = torch.ones(7, 3)
     elif how == "equal states" and rank == 1:
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     errors = [error_text(lambda: step(optimizer)) for _ in range(2)]
     return errors, {"first": first.detach(), "second": second.detach()}
 
 
-@pytest.mark.parametrize("how", ["tables", "optimizers", "scalars", "equal states"])
+@pytest.mark.parametrize("how", ["tables", "optimizers", "scalars", "data", "equal states"])
 def test_exchanged_optimizer_states_are_compared(how):
     results = rank_processes(2).run(exchange_states, 2, how)
     assert_all_the_same([values for _, values in results])

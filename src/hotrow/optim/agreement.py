@@ -74,6 +74,8 @@ class StepAgreement:
         if isinstance(gradient, RowGradient) and reasons[index] is None:
             kind = gradient.step_kind
         state = self._states.get(table, {})
+        if isinstance(state, RowState):
+            state.adopt_data()  # an assignment to the `data` of a tensor ends the agreement
         names = self._state_names(state, table, group)
         options = {name: option_text(group.get(name)) for name in self._option_names}
         options = {"optimizer": self._rule.name, **options, "state": _describe_state(state, names)}
