@@ -64,6 +64,7 @@ class Ranks:
         members = dist.get_process_group_ranks(group)
         self.members = frozenset(members)
         self.names = [f"rank {member}" for member in members]  # in messages
+        self.name = self.names[self.rank]
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
@@ -75,7 +76,7 @@ class Ranks:
         """
         if not self._lock.acquire(blocking=False):
             raise HotrowError(
-                f"two threads of {self.names[self.rank]} use sharded or replicated tables at the "
+                f"two threads of {self.name} use sharded or replicated tables at the "
                 "same time, so their messages to the other ranks would mix",
                 fix="look up rows in one thread: collectives must run in the same order on all "
                 "ranks",
@@ -84,7 +85,7 @@ class Ranks:
             if self._is_interrupted:
                 raise HotrowError(
                     "an error, such as a KeyboardInterrupt, has interrupted "
-                    f"{self.names[self.rank]} while it exchanged messages with the other ranks",
+                    f"{self.name} while it exchanged messages with the other ranks",
                     fix="start all ranks again, and load the last checkpoint",
                 )
             yield
@@ -105,8 +106,8 @@ class Ranks:
         problem = None
         if failure is not None:
             kind = "" if isinstance(failure, HotrowError) else f"{type(failure).__name__}: "
-            name = f"{self.names[self.rank]} of {dist.get_world_size()}"
-            problem = f"{name} could not {operation}: {kind}{failure}"
+            world_size = dist.get_world_size()
+            problem = f"{self.name} of {world_size} could not {operation}: {kind}{failure}"
         answers: list[Any] = [None] * self.count
         dist.all_gather_object(answers, (value, problem), group=self.group)
         problems = [problem for _, problem in answers if problem is not None]
@@ -119,6 +120,10 @@ class Ranks:
             vars(error)["gathered"] = [value for value, _ in answers]
             raise error
         return [value for value, _ in answers]
+
+    def first_different(self, values: Sequence[Any]) -> int | None:
+        """Return the first rank whose value differs from that of the first rank, or None."""
+        return next((rank for rank, each in enumerate(values) if each != values[0]), None)
 
     @_exchange
     def agree_on_rows(

@@ -197,13 +197,11 @@ class _Replicas:
     def _compare_copies(self, table: Table) -> None:
         """Raise an error on every rank unless all copies are equal."""
         operation = f"compare the copies of {self.name}"
-        hashes = self.ranks.all_gather(operation, _hash_copy(table))
-        first = self.ranks.names[0]
-        for name, each in zip(self.ranks.names, hashes, strict=True):
-            if each == hashes[0]:
-                continue
+        names, hashes = self.ranks.names, self.ranks.all_gather(operation, _hash_copy(table))
+        different = self.ranks.first_different(hashes)
+        if different is not None:
             error = HotrowError(
-                f"the copies of {self.name} on {first} and {name} differ, for "
+                f"the copies of {self.name} on {names[0]} and {names[different]} differ, for "
                 "example because only one rank loaded a checkpoint, or each rank initialized the "
                 "weight with another seed",
                 fix="load the same values on every rank, or call replicate after that",
@@ -270,14 +268,12 @@ class _Replicas:
 
     def _compare_options(self, options: Mapping[str, str]) -> None:
         """Raise an error that names the first option that differs between the ranks, if any."""
-        gathered = self.ranks.all_gather(STEP, options)
-        first, first_rank = gathered[0], self.ranks.names[0]
-        different = [
-            each for each in zip(self.ranks.names, gathered, strict=True) if each[1] != first
-        ]
-        if not different:
+        gathered, ranks = self.ranks.all_gather(STEP, options), self.ranks
+        different = ranks.first_different(gathered)
+        if different is None:
             return
-        rank, other = different[0]
+        first, other = gathered[0], gathered[different]
+        first_rank, rank = ranks.names[0], ranks.names[different]
         name = next(name for name in [*first, *other] if first.get(name) != other.get(name))
         if name == "gradient":
             error = HotrowError(

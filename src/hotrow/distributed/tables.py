@@ -119,14 +119,14 @@ def agree_on_tables(
     descriptions = ranks.all_gather(
         operation, [_describe_table(*item) for item in tables.items()], failure
     )
-    for rank, other in zip(ranks.names, descriptions, strict=True):
-        if other != descriptions[0]:
-            first, theirs = _first_difference(descriptions[0], other)
-            raise HotrowError(
-                f"{operation} needs the same tables on every rank, but {ranks.names[0]} has "
-                f"{first} and {rank} has {theirs}",
-                fix="build the same model on every rank",
-            )
+    rank = ranks.first_different(descriptions)
+    if rank is not None:
+        first, theirs = _first_difference(descriptions[0], descriptions[rank])
+        raise HotrowError(
+            f"{operation} needs the same tables on every rank, but {ranks.names[0]} has {first} "
+            f"and {ranks.names[rank]} has {theirs}",
+            fix="build the same model on every rank",
+        )
     return ranks, tables
 
 

@@ -73,19 +73,16 @@ class StepAgreement:
         kind = StepKind.DENSE
         if isinstance(gradient, RowGradient) and reasons[index] is None:
             kind = gradient.step_kind
-        state = self._states.get(table, {})
+        state, earlier = self._states.get(table, {}), None
         if isinstance(state, RowState):
             state.adopt_data()  # an assignment to the `data` of a tensor ends the agreement
+            earlier = state.agreement
         names = self._state_names(state, table, group)
         options = {name: option_text(group.get(name)) for name in self._option_names}
         options = {"optimizer": self._rule.name, **options, "state": _describe_state(state, names)}
         assert table.replicas is not None
         kind, agreed = table.replicas.prepare_step(
-            table,
-            options,
-            lambda: {name: state[name] for name in names},
-            getattr(state, "agreement", None),
-            kind,
+            table, options, lambda: {name: state[name] for name in names}, earlier, kind
         )
         if kind == StepKind.DENSE:
             reasons[index] = reasons[index] or ("another rank takes one", "")

@@ -24,13 +24,7 @@ from hotrow.table.parameter import Table
 from hotrow.table.protocols import Distribution
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.layers import Embeddings, VocabularyLayers
-from hotrow.vocabulary.states import (
-    check_owner,
-    group_of,
-    initial_slots,
-    prepare_change,
-    row_tensors,
-)
+from hotrow.vocabulary.states import check_owner, initial_slots, prepare_change, row_tensors
 
 Init = Callable[[Tensor], object] | Tensor
 Complete = Callable[[], None]
@@ -292,8 +286,7 @@ def _describe_state(weight: nn.Parameter, optimizer: torch.optim.Optimizer | Non
     """
     if optimizer is None:
         return ""
-    group = group_of(optimizer, weight)
-    initial = {} if group is None else initial_slots(optimizer, group)
+    initial = initial_slots(optimizer, weight)
     names = [
         f"{name} ({option_text(initial[name])})" if initial.get(name) else name
         for name in row_tensors(optimizer, weight)

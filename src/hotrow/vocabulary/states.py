@@ -112,8 +112,7 @@ def prepare_state(
     Raises:
         HotrowError: a state tensor is not 0-D and doesn't have the parameter's shape.
     """
-    group = group_of(optimizer, parameter)
-    initial = {} if group is None else initial_slots(optimizer, group)
+    initial = initial_slots(optimizer, parameter)
     new_state: dict[str, Tensor] = {}
     for name, value in row_tensors(optimizer, parameter).items():
         if value.shape != shape:
@@ -163,7 +162,7 @@ def prepare_change(
             # A save of a table on disk needs the lag, even if its ledger is empty.
             is_needed = lag.ledger.length > 0 or table.backing is not None
             if optimizer and group and has_lag and columns == table.columns and is_needed:
-                return lag.change_rows(change, added, initial_slots(optimizer, group))
+                return lag.change_rows(change, added, initial_slots(optimizer, parameter))
             if not has_lag and not change.is_identity:
                 unused_state = lag.state
         table.close_lag()
@@ -193,10 +192,10 @@ def prepare_change(
     return values, complete
 
 
-def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
-    """Return the initial values of an optimizer's state tensors; omitted tensors start at 0."""
-    rule = rule_of(optimizer)
-    return {} if rule is None else rule.initial_slots(group)
+def initial_slots(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Mapping[str, float]:
+    """Return the initial values of a parameter's state tensors; omitted tensors start at 0."""
+    rule, group = rule_of(optimizer), group_of(optimizer, parameter)
+    return {} if rule is None or group is None else rule.initial_slots(group)
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:

@@ -14,7 +14,7 @@ from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
 from hotrow.vocabulary.key_vocabulary import Vocabulary
 from hotrow.vocabulary.layers import find_layers
-from hotrow.vocabulary.states import group_of, initial_slots, row_tensors, unwrap
+from hotrow.vocabulary.states import initial_slots, row_tensors, unwrap
 
 BAR_WIDTH = 30
 
@@ -142,8 +142,7 @@ def _count_touched(
     optimizer: torch.optim.Optimizer, weight: nn.Parameter, columns: bool, state: dict[str, Tensor]
 ) -> int:
     """Return the number of rows whose state differs from the initial state."""
-    group = group_of(optimizer, weight)
-    initial = {} if group is None else initial_slots(optimizer, group)
+    initial = initial_slots(optimizer, weight)
     is_touched = torch.zeros(weight.shape[columns], dtype=torch.bool, device=weight.device)
     for name, value in state.items():
         is_touched |= (value != initial.get(name, 0.0)).any(0 if columns else 1)
