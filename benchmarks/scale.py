@@ -56,8 +56,8 @@ def formula_bytes(mode: str, distinct: int, foreign: int, count: int) -> int:
     """Return the bytes that one rank sends in a step, according to the formula in docs/scale.md."""
     row = 4 * COLUMNS
     if mode == "shard":
-        return 33 * (count - 1) + foreign * (4 + 2 * row)
-    return (count - 1) * (48 + distinct * (4 + row))
+        return 49 * (count - 1) + foreign * (4 + 2 * row)
+    return (count - 1) * (72 + distinct * (4 + row))
 
 
 def run_rank(rank: int, count: int, port: int, mode: str, path: str) -> None:

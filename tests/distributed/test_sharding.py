@@ -734,7 +734,7 @@ def cast_on_one_rank(count, before, after):
 def test_different_operations_on_the_ranks_raise():
     for error in rank_processes(2).run(other_look_ups, 2):
         lookups = [
-            f"look up ids in {name}.weight for training in torch.float32"
+            f"look up ids in {name}.weight for training in torch.float32 before step 1"
             for name in ("word", "user")
         ]
         assert f"different operations (rank 0: {lookups[0]}; rank 1: {lookups[1]}): run" in error
@@ -744,7 +744,8 @@ def test_different_operations_on_the_ranks_raise():
 def test_a_cast_on_one_rank_raises_on_all_ranks(before, after):
     for error in rank_processes(2).run(cast_on_one_rank, 2, before, after):
         assert (
-            f"rank 0: look up ids in user.weight for training in torch.{before}; rank 1:" in error
+            f"rank 0: look up ids in user.weight for training in torch.{before} before step 1; rank"
+            in error
         )
 
 
@@ -1151,6 +1152,182 @@ def test_averaging_the_rows_of_different_ranks_raises(is_frozen, rows):
         else:
             assert error is not None
             assert "model averaging would average the rows of 0.weight with other rows" in error
+
+
+def broadcast_data(weight):
+    dist.broadcast(weight.data, 0)
+
+
+def broadcast_a_detached_weight(weight):
+    dist.broadcast(weight.detach(), 0)
+
+
+@torch.no_grad()
+def broadcast_a_weight(weight):
+    dist.broadcast(weight, 0)
+
+
+def average_data(weight):
+    dist.all_reduce(weight.data)
+    weight.data /= dist.get_world_size()
+
+
+@torch.no_grad()
+def average_a_flat_copy(weight):
+    flat = nn.utils.parameters_to_vector([weight])
+    dist.all_reduce(flat)
+    nn.utils.vector_to_parameters(flat / dist.get_world_size(), [weight])
+
+
+def copy_to_the_last_rank(weight):
+    last = dist.get_world_size() - 1
+    if dist.get_rank() == 0:
+        dist.send(weight.data, last)
+    elif dist.get_rank() == last:
+        dist.recv(weight.data, 0)
+
+
+def initialize_with_the_same_seed(weight):
+    torch.manual_seed(0)
+    nn.init.normal_(weight)
+
+
+def overwrite_shards(method, count, write, dtype):
+    """Return the errors of two lookups in overwritten shards; then load the table, and step."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(24, 4), nn.Linear(4, 1)).to(dtype)
+    model = hotrow.convert(model, min_entries=0)
+    if method == "both":
+        mesh = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replicas", "shards"))
+        replicate(shard(model, mesh["shards"]), mesh["replicas"])
+    else:
+        shard(model, mesh_of_all(count))
+    weight = model[0].weight
+    assert isinstance(weight, Table)
+    saved = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = hotrow.optim.AdamW(model.parameters())
+    ids = torch.tensor([3, 23, 3])
+
+    def step():
+        optimizer.zero_grad()
+        model(ids).sum().backward()
+        optimizer.step()
+
+    step()
+    write(weight)
+    errors = [error_text(model, ids), error_text(step)]
+    model.load_state_dict(saved)
+    step()
+    return errors
+
+
+OVERWRITES = [
+    broadcast_data,
+    broadcast_a_detached_weight,
+    broadcast_a_weight,
+    average_data,
+    average_a_flat_copy,
+    copy_to_the_last_rank,
+    initialize_with_the_same_seed,
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "count", "dtype"),
+    grid(
+        itertools.product(OVERWRITES, (2, 3), (torch.float32, torch.bfloat16)),
+        lambda write, count, dtype: count == 2 and dtype == torch.float32,
+    ),
+)
+def test_a_lookup_raises_if_ranks_have_the_same_rows(write, count, dtype):
+    for errors in rank_processes(count).run(overwrite_shards, "shard", count, write, dtype):
+        for error in errors:
+            assert "both have the same values, but each rank of a sharded table has" in str(error)
+
+
+def test_a_lookup_raises_if_replicated_shards_have_the_same_rows():
+    for errors in rank_processes(4).run(overwrite_shards, "both", 4, broadcast_data, torch.float64):
+        for error in errors:
+            assert "both have the same values, but each rank of a sharded table has" in str(error)
+
+
+def look_up_similar_shards(count):
+    """Look up rows of tables whose shards have the same values, although no code wrote to them."""
+    patterns = [
+        torch.zeros(24, 4),
+        torch.full((24, 4), math.nan),
+        torch.randn(1, 4).expand(24, 4),
+        torch.eye(4).repeat(6, 1),
+        torch.arange(2.0).repeat(12)[:, None],
+        torch.randn(count, 7),
+    ]
+    results = []
+    for pattern in patterns:
+        layer = hotrow.convert(nn.Embedding.from_pretrained(pattern.clone()), min_entries=0)
+        shard(layer, mesh_of_all(count))
+        assert isinstance(layer.weight, Table)
+        ids = torch.arange(len(pattern))
+        results.append(torch.equal(layer(ids).nan_to_num(7), pattern.nan_to_num(7)))
+    return results
+
+
+def test_shards_may_have_few_or_similar_values():
+    for results in rank_processes(2).run(look_up_similar_shards, 2):
+        assert all(results)
+
+
+def skip_a_step(count, skip):
+    """Skip a step on the last rank; return the errors of lookups, and of one after a load."""
+    model = shard(hotrow.convert(nn.Embedding(7, 3), min_entries=0), mesh_of_all(count))
+    assert isinstance(model.weight, Table)
+    saved = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = hotrow.optim.Adam(model.parameters())
+    ids = torch.tensor([2, 6])
+    for _ in range(2):
+        model(ids).sum().backward()
+        optimizer.step()
+    model(ids).sum().backward()
+    if dist.get_rank() == count - 1:
+        skip(model, optimizer)
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+    errors = [error_text(model, ids)]
+    with torch.no_grad():
+        errors.append(error_text(model, ids))
+    model.load_state_dict(saved)
+    return errors, error_text(model, ids)
+
+
+def omit(model, optimizer):
+    pass
+
+
+def step_without_gradients(model, optimizer):
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def fail_to_step(model, optimizer):
+    optimizer.param_groups[0]["lr"] = "fast"
+    assert error_text(optimizer.step, error_type=Exception) is not None
+
+
+@pytest.mark.parametrize(
+    ("count", "skip"),
+    grid(
+        itertools.product((2, 3), (omit, step_without_gradients, fail_to_step)),
+        lambda count, skip: count == 2,
+    ),
+)
+def test_a_lookup_raises_after_a_rank_has_skipped_a_step(count, skip):
+    for errors, loaded in rank_processes(count).run(skip_a_step, count, skip):
+        for error in errors:
+            assert "rank 0: look up ids in weight" in error
+            assert "torch.float32 before step 4; " in error
+            assert "torch.float32 before step 3)" in error
+            assert "take the same steps on every rank" in error
+        assert loaded is None
 
 
 def all_reduce_gradients(count):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hotrow.distributed.hashing import hash_gradient, hash_values
-from hotrow.distributed.ranks import STEP, Ranks, hash_text
+from hotrow.distributed.ranks import Ranks, hash_text
 from hotrow.distributed.tables import (
     MapGradient,
     agree_on_tables,
@@ -41,6 +41,7 @@ from hotrow.table.protocols import StepKind
 _M = TypeVar("_M", bound=nn.Module)
 
 _STATE = "hash of the state"  # the name of an option in messages
+_STEP = "take a step"  # the name of an operation
 
 _calls = itertools.count()  # numbers the calls of `replicate`, and the deep copies of tables
 
@@ -251,8 +252,8 @@ class _Replicas:
         settled = 2 if table.lag is None else int(not table.has_stale_rows)
         checksum = hash_text(repr(options))
         value = (checksum << 4) | (settled << 2) | int(kind)
-        with _on_all_shards(table, STEP):
-            received = self.ranks.agree(STEP, value)
+        with _on_all_shards(table, _STEP):
+            received = self.ranks.agree(_STEP, value)
             if any(each >> 4 != value >> 4 for each in received):
                 options[_STATE] = hash_values(read_state()).hex()
                 self._compare_options(options)
@@ -268,7 +269,7 @@ class _Replicas:
 
     def _compare_options(self, options: Mapping[str, str]) -> None:
         """Raise an error that names the first option that differs between the ranks, if any."""
-        gathered, ranks = self.ranks.all_gather(STEP, options), self.ranks
+        gathered, ranks = self.ranks.all_gather(_STEP, options), self.ranks
         different = ranks.first_different(gathered)
         if different is None:
             return

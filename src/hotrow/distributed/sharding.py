@@ -126,6 +126,7 @@ def _split_table(
     else:
         table.data = local_rows.clone(memory_format=torch.contiguous_format)
     table.distribute(shards=shards)
+    table.steps_taken = 0
 
 
 def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
@@ -254,3 +255,6 @@ def _load_hook(
                 fix="load the state dict of a whole model or of a sharded model",
             )
         state_dict[name] = table.shards.from_dtensor(state_dict[name])
+        table.steps_taken = (
+            0  # all ranks load the table, even if some of them failed to take a step
+        )

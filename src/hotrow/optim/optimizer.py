@@ -307,6 +307,7 @@ class RowOptimizer(_Optimizer):
                 ])  # fmt: skip
         for _, table, _ in gradients:
             table.record_optimizer(self)
+            table.steps_taken += 1
         if agreement is not None:
             agreement.complete()
         for lag, _, _ in pending_steps:

@@ -61,6 +61,7 @@ class Table(nn.Parameter):
 
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
+        steps_taken: the number of optimizer steps since the table was created, sharded or loaded.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
         was_copied: whether `convert` copied the values, because other code shared the storage.
@@ -77,6 +78,7 @@ class Table(nn.Parameter):
 
     lag: Lag | None
     _last_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+    steps_taken: int = 0
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
     was_copied: bool = False
