@@ -57,7 +57,7 @@ def formula_bytes(mode: str, distinct: int, foreign: int, count: int) -> int:
     row = 4 * COLUMNS
     if mode == "shard":
         return 49 * (count - 1) + foreign * (4 + 2 * row)
-    return (count - 1) * (72 + distinct * (4 + row))
+    return (count - 1) * (48 + distinct * (4 + row))
 
 
 def run_rank(rank: int, count: int, port: int, mode: str, path: str) -> None:

@@ -240,13 +240,13 @@ def test_a_rest_that_changes_after_its_checks_is_not_loaded(folder, monkeypatch)
     torch.save([7, 8], buffer)
     with disk.open(folder) as store:
         store.save([1, 2])
-    check = checkpoint._check_program
+    check = checkpoint.check_program
 
     def check_and_change(*arguments):
         check(*arguments)
         (folder / "rest.pt").write_bytes(buffer.getvalue())
 
-    monkeypatch.setattr(checkpoint, "_check_program", check_and_change)
+    monkeypatch.setattr(checkpoint, "check_program", check_and_change)
     with disk.open(folder) as store:
         assert store.rest == [1, 2]
 

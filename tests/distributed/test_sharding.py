@@ -1242,13 +1242,42 @@ OVERWRITES = [
 def test_a_lookup_raises_if_ranks_have_the_same_rows(write, count, dtype):
     for errors in rank_processes(count).run(overwrite_shards, "shard", count, write, dtype):
         for error in errors:
-            assert "both have the same values, but each rank of a sharded table has" in str(error)
+            assert "have the same rows of 0.weight, but each rank of a sharded table has" in str(
+                error
+            )
 
 
 def test_a_lookup_raises_if_replicated_shards_have_the_same_rows():
     for errors in rank_processes(4).run(overwrite_shards, "both", 4, broadcast_data, torch.float64):
         for error in errors:
-            assert "both have the same values, but each rank of a sharded table has" in str(error)
+            assert "have the same rows of 0.weight, but each rank of a sharded table has" in str(
+                error
+            )
+
+
+def overwrite_before_a_step(count):
+    """Overwrite one of two tables before a step that changes a sampled row of each shard."""
+    layers = nn.ModuleDict({"item": nn.Embedding(96, 4), "user": nn.Embedding(96, 4)})
+    shard(hotrow.convert(layers, min_entries=0), mesh_of_all(count))
+    layers["item"].requires_grad_(False)
+    assert all(isinstance(layer.weight, Table) for layer in layers.values())
+    optimizer = hotrow.optim.AdamW(layers.parameters())
+    ids = torch.tensor([0, 95])
+    pairs = [(layer, ids) for layer in layers.values()]
+    sum(rows.sum() for rows in look_up(*pairs)).backward()
+    for parameter in layers.parameters():
+        if parameter.requires_grad:
+            dist.all_reduce(parameter.data)
+            parameter.data /= count
+    optimizer.step()
+    return error_text(look_up, *pairs), error_text(layers["user"], ids)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_overwritten_shards_are_found_after_a_step_and_beside_another_table(count):
+    for errors in rank_processes(count).run(overwrite_before_a_step, count):
+        for error in errors:
+            assert "rank 0 and rank 1 have the same rows of user.weight" in str(error)
 
 
 def look_up_similar_shards(count):
@@ -1259,7 +1288,8 @@ def look_up_similar_shards(count):
         torch.randn(1, 4).expand(24, 4),
         torch.eye(4).repeat(6, 1),
         torch.arange(2.0).repeat(12)[:, None],
-        torch.randn(count, 7),
+        torch.randn(1, 4).expand(count * 3, 4),
+        torch.cat([torch.randn(count * 12, 4), torch.zeros(count * 12, 4)]),
     ]
     results = []
     for pattern in patterns:

@@ -1,11 +1,11 @@
 """Collectives that allow a different data size on each rank and raise errors on all ranks.
 
-An exchange starts with a header of three numbers for each rank: a code for the operation, a count,
-usually the number of rows that follow, and a fingerprint of the rank's own rows. A rank with an
-error sends the code `FAILED`. A rank that receives `FAILED` or the code of another operation raises
-an error. As a result, no rank waits for data that is never sent.
+An exchange starts with a header of two numbers for each rank: a code for the operation, and a
+count, usually the number of rows that follow. A rank with an error sends the code `FAILED`. A rank
+that receives `FAILED` or the code of another operation raises an error. As a result, no rank waits
+for data that is never sent.
 
-With W ranks, each rank sends a 24-byte header to each of the W - 1 other ranks.
+With W ranks, each rank sends a 16-byte header to each of the W - 1 other ranks.
 """
 
 from __future__ import annotations
@@ -175,7 +175,6 @@ class Ranks:
         failure: Exception | None = None,
         fix: str = _SAME_MODEL,
         details: str = "",
-        fingerprint: int = 0,
         replicas_wait: bool = False,
     ) -> list[int]:
         """Send `counts[r]` to each rank r, and return the counts that this rank receives.
@@ -186,36 +185,22 @@ class Ranks:
             failure: an error of this rank, or None.
             fix: the advice in the error if the operations differ.
             details: more text that must be the same on all ranks.
-            fingerprint: a number that must differ between the ranks, or 0 if it need not.
             replicas_wait: whether the replicas of this rank will exchange something with it after
                 the same operation.
 
         Raises:
-            HotrowError: on every rank, if the operations differ or fingerprints are the same; on
-                every other rank, if any rank passed `failure`.
+            HotrowError: on every rank, if the operations differ; on every other rank, if any rank
+                passed `failure`.
             Exception: `failure`, if this rank passed it.
         """
         code = FAILED if failure is not None else hash_text(operation + details)
-        header = torch.tensor([[code, count, fingerprint] for count in counts], device=self.device)
+        header = torch.tensor([[code, count] for count in counts], device=self.device)
         received = torch.empty_like(header)
         dist.all_to_all_single(received, header, group=self.group)
-        codes, received_counts, fingerprints = received.t().tolist()
-        is_agreed = set(codes) == {code} and code != FAILED
-        if is_agreed and (pair := _first_equal(fingerprints)) is not None:
-            is_agreed, failure = False, self._same_rows(operation, *pair)
-        if not is_agreed:
+        codes, received_counts = received.t().tolist()
+        if set(codes) != {code} or code == FAILED:
             self._raise_failure(operation, operation + details, replicas_wait, failure, fix)
         return list(received_counts)
-
-    def _same_rows(self, operation: str, first: int, second: int) -> HotrowError:
-        """Return the error for two ranks with the same fingerprint."""
-        return HotrowError(
-            f"{self.names[first]} and {self.names[second]} could not {operation}: both have the "
-            "same values, but each rank of a sharded table has different rows",
-            fix="leave sharded tables out of code that writes to parameters on several ranks, such "
-            "as torch.distributed.broadcast or all_reduce, and load the table again; if each rank "
-            "initializes its rows after shard, give each rank a different seed",
-        )
 
     def _raise_failure(
         self,
@@ -375,15 +360,6 @@ class AllToAll(torch.autograd.Function):
 def hash_text(text: str) -> int:
     """Return a 56-bit hash of a text, the same on all ranks."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
-
-
-def _first_equal(fingerprints: Sequence[int]) -> tuple[int, int] | None:
-    """Return the first two ranks with the same fingerprint other than 0, or None."""
-    first_rank: dict[int, int] = {}
-    for rank, fingerprint in enumerate(fingerprints):
-        if fingerprint and first_rank.setdefault(fingerprint, rank) != rank:
-            return first_rank[fingerprint], rank
-    return None
 
 
 def do_replicas_wait(error: Exception) -> bool:

@@ -15,7 +15,8 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hotrow.distributed.ranks import AllToAll, Ranks, do_replicas_wait, hash_text
+from hotrow.distributed.fingerprints import find_same_rows, fingerprint
+from hotrow.distributed.ranks import AllToAll, Ranks, do_replicas_wait
 from hotrow.distributed.tables import MapGradient, check_ddp, copy_name
 from hotrow.errors import HotrowError
 from hotrow.ids import check_device, check_ids, normalize_padding
@@ -277,9 +278,11 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     tables = [request.table for request in requests]
     with ranks.exchange():
         received_totals = _exchange_counts(ranks, operation, totals, tables, failure)
-        received_ids, receive_counts = _send_ids(
-            ranks, shards, [rows for rows, _ in distinct_ids], send_counts, received_totals
+        received_ids, receive_counts, failure = _send_ids(
+            ranks, requests, [rows for rows, _ in distinct_ids], send_counts, received_totals
         )
+        if failure is not None:
+            _exchange_counts(ranks, operation, totals, tables, failure)
         local_rows = [
             request.look_up_locally(ids)
             for request, ids in zip(requests, received_ids, strict=True)
@@ -306,39 +309,14 @@ def _exchange_counts(
     details = ", ".join(f"in {table.dtype} before step {table.steps_taken + 1}" for table in tables)
     first = _first_replicated(tables)
     waits = first is not None and needs_gradient(first)
-    fingerprint = 0 if failure is not None else _fingerprint(tables)
     try:
         return ranks.exchange_counts(
-            operation,
-            counts,
-            failure,
-            details=f" {details}",
-            fingerprint=fingerprint,
-            replicas_wait=waits,
+            operation, counts, failure, details=f" {details}", replicas_wait=waits
         )
     except Exception as error:
         if first is not None:
             _fail_replicas(first, error)
         raise
-
-
-def _fingerprint(tables: Sequence[Table]) -> int:
-    """Return a hash of at most 32 values of each table, which differs between the ranks.
-
-    Code that overwrites the shards with the same rows is found this way: torch doesn't count the
-    writes of its collectives, and a collective that takes `weight.data` calls no method of a table.
-    Ignore a table with fewer than 8 different values, or mostly the same ones, such as zeros. Its
-    shards can be the same without such a write. If no table remains, return 0.
-    """
-    samples = []
-    for table in tables:
-        rows = table.raw_data
-        row_step, column_step = max(1, len(rows) // 8), max(1, rows.shape[1] // 4)
-        values = rows[::row_step, ::column_step][:8, :4].reshape(-1).tolist()
-        sample = [repr(value) for value in values]  # NaN doesn't equal itself, but its text does
-        if len(set(sample)) > max(7, len(sample) // 2):
-            samples.append(sample)
-    return hash_text(repr(samples)) if samples else 0
 
 
 def _first_replicated(tables: Sequence[Table]) -> Table | None:
@@ -364,26 +342,37 @@ def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
 
 def _send_ids(
     ranks: Ranks,
-    shards: Sequence[Shards],
+    requests: Sequence[LookUpRequest],
     ids: Sequence[Tensor],
     send_counts: list[list[int]],
     received_totals: Sequence[int],
-) -> tuple[list[Tensor], list[list[int]]]:
+) -> tuple[list[Tensor], list[list[int]], HotrowError | None]:
     """Send each rank the ids of the rows that it must return, relative to its first row.
 
     Returns:
-        For each table, the ids that this rank receives, and the number of ids from each rank.
+        For each table, the ids that this rank receives, and the number of ids from each rank; and
+        an error, the same on all ranks, if two ranks have the same rows of a table.
     """
+    shards = [request.shards for request in requests]
+    ones = [1] * ranks.count
     id_dtype = torch.int32 if max(shard.rows_per_rank for shard in shards) < 2**31 else torch.int64
     if len(shards) == 1:
         receive_counts = [list(received_totals)]
     else:
         counts = torch.tensor(send_counts, dtype=torch.int64, device=ranks.device).t().contiguous()
-        ones = [[1] * ranks.count]
-        (received,) = ranks.all_to_all([counts], ones, ones)  # (W, tables)
+        (received,) = ranks.all_to_all([counts], [ones], [ones])  # (W, tables)
         receive_counts = received.t().tolist()
     local_ids = [
         (rows % shard.rows_per_rank).to(id_dtype) for rows, shard in zip(ids, shards, strict=True)
     ]
-    received_ids = ranks.all_to_all(local_ids, send_counts, receive_counts)
-    return [each.long() for each in received_ids], receive_counts
+    sample = [fingerprint(request.table.raw_data) for request in requests]
+    samples = torch.tensor([sample], dtype=torch.int16, device=ranks.device)
+    *received_ids, received_samples = ranks.all_to_all(
+        [*local_ids, samples.expand(ranks.count, -1, -1)],
+        [*send_counts, ones],
+        [*receive_counts, ones],
+    )
+    failure = find_same_rows(
+        [shard.name for shard in shards], ranks.names, received_samples.tolist()
+    )
+    return [each.long() for each in received_ids], receive_counts, failure

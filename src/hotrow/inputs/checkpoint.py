@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import pickletools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,23 +21,14 @@ from torch.serialization import default_restore_location
 
 from hotrow.errors import HotrowError
 from hotrow.inputs.archive import check_archive
+from hotrow.inputs.pickle_program import (
+    MAX_DEPTH,
+    MAX_OBJECTS,
+    check_program,
+    repeated_elements,
+)
 from hotrow.inputs.regular_file import reader_errors
 from hotrow.inputs.text import escape_unprintable
-
-MAX_OBJECTS = 1_000_000
-MAX_DEPTH = 50
-# The pickle program of an ordinary file takes a few bytes per object, and `_check_program` counts
-# each object once for every level at which it is nested.
-_OBJECTS_PER_BYTE = MAX_DEPTH
-# torch.load accepts more names. Some of them create objects of any size, or objects that are not
-# plain tensors. Nested and quantized tensors aren't needed, and torch checks their sizes late.
-_ALLOWED = re.compile(
-    r"torch [A-Za-z0-9]+Storage|torch\.storage (Untyped|Typed)Storage|torch (Size|device)|"
-    r"torch (b?float|complex|u?int)\d\w*|torch bool|"
-    r"torch\._utils _rebuild_(tensor_v[23]|parameter|sparse_tensor)|"
-    r"torch\.serialization _get_layout|"
-    r"collections (OrderedDict|Counter)|(builtins|__builtin__) (set|complex)|_codecs encode"
-)
 
 
 def load_checkpoint(
@@ -65,7 +55,7 @@ def load_checkpoint(
     with reader_errors(f"{name} cannot be read as a .pt file", fix), _unpickling_errors(name):
         size = file.seek(0, io.SEEK_END)
         check_archive(file)
-        _check_program(_read_program(file), size)
+        check_program(_read_program(file), size, name)
         file.seek(0)
         # Otherwise, a sparse tensor could have indices outside of its memory.
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
@@ -116,39 +106,6 @@ def _read_program(file: IO[bytes]) -> bytes:
     return torch._C.PyTorchFileReader(file).get_record("data.pkl")
 
 
-def _check_program(program: bytes, size: int) -> None:
-    """Raise an error if the pickle program would take too long or create a forbidden object.
-
-    A program can use the same object many times. For example, 50 pairs, each of which contains the
-    previous pair twice, take 200 bytes, but computing the hash of the last pair takes days. So this
-    function simulates the program: it counts the objects instead of creating them.
-    """
-    stack: list[int] = []
-    memo: dict[Any, int] = {}
-    marks: list[int] = []
-    total, limit = 0, MAX_OBJECTS + _OBJECTS_PER_BYTE * size
-    for opcode, argument, _ in pickletools.genops(program):
-        if opcode.name == "GLOBAL" and not _ALLOWED.fullmatch(str(argument)):
-            raise UnpicklingError(f"GLOBAL {str(argument).replace(' ', '.', 1)}")
-        if "PUT" in opcode.name:
-            memo[argument] = stack[-1]
-        elif "GET" in opcode.name:
-            stack.append(memo[argument])
-        elif opcode.name == "MARK":
-            marks.append(len(stack))
-        else:
-            used = opcode.stack_before
-            if pickletools.markobject in used:
-                start = marks.pop() - used.index(pickletools.markobject)
-            else:
-                start = len(stack) - len(used)
-            count = 1 + sum(stack[start:])
-            total += count
-            if start < 0 or total > limit:
-                raise ValueError(f"it has more than {limit:,} objects")
-            stack[start:] = [count] * len(opcode.stack_after)
-
-
 def _check_contents(contents: Any, name: str | Path, size: int) -> None:
     """Raise `HotrowError` if a few bytes represent a huge tensor or a huge number of objects.
 
@@ -163,10 +120,7 @@ def _check_contents(contents: Any, name: str | Path, size: int) -> None:
         if isinstance(each, torch.Tensor):
             stored = size if each.layout == torch.strided and not each.is_meta else 0
             if each.numel() > max(stored, MAX_OBJECTS):
-                raise HotrowError(
-                    f"{name} has a tensor of {each.numel():,} elements, but stores fewer",
-                    fix="save the tensor with tensor.contiguous()",
-                )
+                raise repeated_elements(name, each.numel())
         elif isinstance(each, dict):
             parts = itertools.chain(each.keys(), each.values())
         elif isinstance(each, list | tuple | set | frozenset):

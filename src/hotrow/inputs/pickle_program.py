@@ -1,0 +1,237 @@
+"""Check the pickle program of a .pt file before `torch.load` runs it.
+
+`torch.load(weights_only=True)` calls only the functions in a list. But it calls them with any
+arguments. For example, a few bytes are enough for a tensor of 2e9 elements that share their memory,
+and for a call of `set` that iterates over it. So this module simulates the program: it tracks the
+kinds and sizes of the objects, but creates none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from hotrow.errors import HotrowError
+
+MAX_OBJECTS = 1_000_000
+MAX_DEPTH = 50
+# The pickle program of an ordinary file takes a few bytes per object, and the simulation counts
+# each object once for every level at which it is nested.
+_OBJECTS_PER_BYTE = MAX_DEPTH
+# A dict compares each key with all others of the same hash. The hashes of text are random, and
+# those of floats and small integers rarely equal. An integer n has the hash n % (2**61 - 1).
+_HASH_MODULUS = 2**61 - 1
+_MAX_SLOW_KEYS = 30_000
+
+# torch.load accepts more names. Some of them create objects of any size, or objects that are not
+# plain tensors. Nested and quantized tensors aren't needed, and torch checks their sizes late.
+_VALUES = re.compile(
+    r"torch\.[A-Za-z0-9]+Storage|torch\.storage\.(Untyped|Typed)Storage|"
+    r"torch\.(b?float|complex|u?int)\d\w*|torch\.bool"
+)
+# The functions that a program may call, and the kinds of the arguments that `torch.save` writes.
+_FUNCTIONS = {
+    "torch._utils._rebuild_tensor_v2": "other constant tuple tuple constant dict( dict)?",
+    "torch._utils._rebuild_tensor_v3": "other constant tuple tuple constant dict name( dict)?",
+    "torch._utils._rebuild_parameter": "other constant dict",
+    "torch._utils._rebuild_sparse_tensor": "other tuple",
+    "torch.serialization._get_layout": "text",
+    "torch.Size": "tuple",
+    "torch.device": "text( constant)?",
+    "collections.OrderedDict": "",
+    "collections.Counter": "(dict)?",
+    "builtins.set": "list",
+    "builtins.complex": "constant constant",
+    "_codecs.encode": "text text",
+}
+
+
+@dataclass(slots=True)
+class _Object:
+    """A simulated object.
+
+    Attributes:
+        kind: "constant" for None and numbers, "text", "list", "dict", "tuple", "name" for a class
+            or function, or "other".
+        count: the number of objects in it and itself, counted once for each path to them.
+        value: the value of a constant, text or name.
+        parts: the items of a tuple.
+        slow_count: for a list, the total of its items; otherwise the object's `count`, if many
+            objects may have the same hash, or 0.
+    """
+
+    kind: str
+    count: int = 1
+    value: Any = None
+    parts: tuple[_Object, ...] = ()
+    slow_count: int = 0
+
+
+def check_program(program: bytes, size: int, name: str | Path) -> None:
+    """Raise an error if the program would take too long, or create a forbidden object.
+
+    A program can use the same object many times. For example, 50 pairs, each of which contains the
+    previous pair twice, take 200 bytes, but computing the hash of the last pair takes days.
+
+    Args:
+        program: the pickle program.
+        size: the size of the file in bytes.
+        name: the name of the file, for error messages.
+
+    Raises:
+        HotrowError: a tensor has more elements than the file.
+        UnpicklingError: the program uses a class or function that is not needed for tensors.
+        ValueError: the program is damaged, creates too many objects, or contains an operation or a
+            call that `torch.save` does not write.
+    """
+    _Simulation(size, name).run(program)
+
+
+class _Simulation:
+    """A pickle program while it is simulated; see `check_program`."""
+
+    def __init__(self, size: int, name: str | Path) -> None:
+        self._name = name
+        self._most_elements = max(size, MAX_OBJECTS)
+        self._most_objects = MAX_OBJECTS + _OBJECTS_PER_BYTE * size
+        self._object_count = self._slow_key_count = 0
+        self._stack: list[_Object] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, _Object] = {}
+
+    def run(self, program: bytes) -> None:
+        """Simulate a program."""
+        for opcode, argument, _ in pickletools.genops(program):
+            try:
+                self._run_operation(opcode.name, argument)
+            except IndexError:
+                raise ValueError(f"{opcode.name} takes an object that does not exist") from None
+
+    def _run_operation(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        if name == "MARK":
+            self._marks.append(len(stack))
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            self._memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            if argument not in self._memo:
+                raise IndexError
+            stack.append(self._memo[argument])
+        elif name in ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"):
+            is_slow = isinstance(argument, int) and abs(argument) >= _HASH_MODULUS
+            self._create("constant", value=argument, slow_count=int(is_slow))
+        elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
+            self._create("constant")
+        elif name in ("BINUNICODE", "SHORT_BINSTRING"):
+            self._create("text", value=argument)
+        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
+            self._create(name.removeprefix("EMPTY_").lower())
+        elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+            length = ["EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"].index(name)
+            self._create_tuple([stack.pop() for _ in range(length)][::-1])
+        elif name == "TUPLE":
+            self._create_tuple(self._pop_to_mark())
+        elif name in ("APPEND", "APPENDS"):
+            items = [stack.pop()] if name == "APPEND" else self._pop_to_mark()
+            self._add(stack[-1], items)
+            stack[-1].slow_count += sum(item.slow_count for item in items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self._pop_to_mark()
+            self._add(stack[-1], items)
+            self._add_keys(sum(key.slow_count for key in items[::2]))
+        elif name == "GLOBAL":
+            self._create("name", value=_allowed_name(argument))
+        elif name == "REDUCE":
+            arguments, function = stack.pop(), stack.pop()
+            self._call(function, arguments)
+        elif name == "BUILD":
+            state, target = stack.pop(), stack[-1]
+            if (target.kind, state.kind) != ("dict", "dict"):  # an OrderedDict with `_metadata`
+                raise ValueError("it sets the state of an object")
+            self._add(target, [state])
+        elif name == "BINPERSID":
+            self._create("other", [stack.pop()])
+        elif name not in ("PROTO", "STOP"):
+            raise ValueError(f"it contains the operation {name}")
+        if self._object_count > self._most_objects:
+            raise ValueError(f"it has more than {self._most_objects:,} objects")
+
+    def _pop_to_mark(self) -> list[_Object]:
+        start = self._marks.pop()
+        items = self._stack[start:]
+        del self._stack[start:]
+        return items
+
+    def _create_tuple(self, items: list[_Object]) -> None:
+        tuple_ = self._create("tuple", items)
+        tuple_.parts, tuple_.slow_count = tuple(items), tuple_.count
+
+    def _create(self, kind: str, contents: Iterable[_Object] = (), **attributes: Any) -> _Object:
+        created = _Object(kind, 1, **attributes)
+        self._stack.append(created)
+        self._object_count += 1
+        self._add(created, contents)
+        return created
+
+    def _add(self, target: _Object, items: Iterable[_Object]) -> None:
+        count = sum(item.count for item in items)
+        target.count += count
+        self._object_count += count
+
+    def _add_keys(self, slow_count: int) -> None:
+        self._slow_key_count += slow_count
+        if self._slow_key_count > _MAX_SLOW_KEYS:
+            raise ValueError(
+                f"it has more than {_MAX_SLOW_KEYS:,} keys other than text and small numbers"
+            )
+
+    def _call(self, function: _Object, arguments: _Object) -> None:
+        name, parts = function.value, arguments.parts
+        kinds = " ".join(part.kind for part in parts)
+        if function.kind != "name" or name not in _FUNCTIONS or arguments.kind != "tuple":
+            raise ValueError(f"it calls {name}")
+        is_latin1 = name != "_codecs.encode" or parts[-1].value == "latin1"
+        if not re.fullmatch(_FUNCTIONS[name], kinds) or not is_latin1:
+            raise ValueError(f"it calls {name} with arguments that torch.save does not write")
+        if name.startswith("torch._utils._rebuild_tensor_v"):
+            self._check_size(parts[2])
+        elif name == "builtins.set":
+            self._add_keys(parts[0].slow_count)
+        kind = "dict" if name.startswith("collections.") else "other"
+        result = self._create(kind, [arguments])
+        if name == "_codecs.encode":  # copies the text
+            result.count += len(parts[0].value)
+            self._object_count += len(parts[0].value)
+        elif kind == "other":
+            result.slow_count = result.count
+
+    def _check_size(self, size: _Object) -> None:
+        """Raise an error if a tensor repeats its elements, so that it is larger than the file."""
+        sizes = [part.value for part in size.parts]
+        if not all(isinstance(each, int) for each in sizes):
+            raise ValueError("it has a tensor whose size is not a tuple of integers")
+        if math.prod(sizes) > self._most_elements:
+            raise repeated_elements(self._name, math.prod(sizes))
+
+
+def _allowed_name(argument: str) -> str:
+    """Return the name in the argument of the operation GLOBAL, in today's spelling."""
+    module, _, name = argument.partition(" ")
+    path = f"{'builtins' if module == '__builtin__' else module}.{name}"
+    if not (path in _FUNCTIONS or _VALUES.fullmatch(path)):
+        raise UnpicklingError(f"GLOBAL {path}")
+    return path
+
+
+def repeated_elements(name: str | Path, count: int) -> HotrowError:
+    """Return the error for a tensor of `count` elements, of which the file stores fewer."""
+    return HotrowError(
+        f"{name} has a tensor of {count:,} elements, but stores fewer",
+        fix="save the tensor with tensor.contiguous()",
+    )

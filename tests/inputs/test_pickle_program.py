@@ -1,0 +1,144 @@
+"""A small .pt file can't make torch.load run forever or fill the memory."""
+
+import _codecs
+import collections
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hotrow import HotrowError
+from hotrow.inputs import pickle_program
+from hotrow.inputs.checkpoint import load_checkpoint
+
+
+class Call:
+    """An object whose pickle program calls a function, and then sets a state if there is one."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: object, state: object = None):
+        self.function, self.arguments, self.state = function, arguments, state
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.function, self.arguments, self.state
+
+
+def loaded(contents: object) -> Any:
+    file = io.BytesIO()
+    torch.save(contents, file)
+    return load_checkpoint(file, "x.pt")
+
+
+def repeated(*shape: int) -> torch.Tensor:
+    """Return a tensor whose elements are all in the same four bytes."""
+    return torch.zeros(1).expand(shape)
+
+
+TEXT, NUMBERS = "a" * 50_000, list(range(10_000))
+MANY = 1_000_001  # one more than a file may have
+PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
+    "set of a tensor": (lambda: Call(set, repeated(2)), "calls builtins.set with arguments"),
+    "set of a text": (lambda: Call(set, "ab"), "calls builtins.set with arguments"),
+    "Counter of a tensor": (
+        lambda: Call(collections.Counter, repeated(2)),
+        "calls collections.Counter with arguments",
+    ),
+    "OrderedDict of a tensor": (
+        lambda: Call(collections.OrderedDict, repeated(2, 2)),
+        "calls collections.OrderedDict with arguments",
+    ),
+    "OrderedDict of a list": (
+        lambda: Call(collections.OrderedDict, [repeated(2)]),
+        "calls collections.OrderedDict with arguments",
+    ),
+    "Size of a tensor": (lambda: Call(torch.Size, repeated(2)), "calls torch.Size with arguments"),
+    "encoding": (
+        lambda: Call(_codecs.encode, "a", "punycode"),
+        "calls _codecs.encode with arguments",
+    ),
+    "text encoded often": (
+        lambda: [Call(_codecs.encode, TEXT, "latin1") for _ in range(100)],
+        "has more than [0-9,]+ objects",
+    ),
+    "set made often": (
+        lambda: [Call(set, NUMBERS) for _ in range(300)],
+        "has more than [0-9,]+ objects",
+    ),
+    "storage": (lambda: Call(torch.FloatStorage, 10), "calls torch.FloatStorage"),
+    "state of a tensor": (
+        lambda: Call(
+            torch._utils._rebuild_parameter,
+            torch.ones(1),
+            False,
+            collections.OrderedDict(),
+            state={},
+        ),
+        "sets the state of an object",
+    ),
+    "repeated elements": (lambda: repeated(MANY), f"has a tensor of {MANY:,} elements"),
+    "size that is not a tuple": (
+        lambda: Call(
+            torch._utils._rebuild_tensor_v2,
+            torch.ones(1),
+            0,
+            [1],
+            (1,),
+            False,
+            collections.OrderedDict(),
+        ),
+        "calls torch._utils._rebuild_tensor_v2 with arguments",
+    ),
+    "integers of the same hash": (
+        lambda: {k * (2**61 - 1): None for k in range(1, 102)},
+        "has more than 100 keys other than text and small numbers",
+    ),
+    "set of integers of the same hash": (
+        lambda: {k * (2**61 - 1) for k in range(1, 102)},
+        "has more than 100 keys other than text and small numbers",
+    ),
+    "tuples as keys": (
+        lambda: {(k, k): None for k in range(34)},
+        "has more than 100 keys other than text and small numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_torch_save_would_not_write_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, why = PROGRAMS[name]
+    contents = make()
+    monkeypatch.setattr(pickle_program, "_MAX_SLOW_KEYS", 100)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the program runs"))
+    with pytest.raises(HotrowError, match=why):
+        loaded(contents)
+
+
+def test_repeated_indices_of_a_sparse_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reads all indices of a sparse tensor to check them."""
+    indices = torch.zeros(1, 1, dtype=torch.int64).expand(1, MANY)
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(1).expand(MANY), (1,))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the program runs"))
+    with pytest.raises(HotrowError, match=rf"has a tensor of {MANY:,} elements"):
+        loaded(sparse)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        [{1, 2, "a"}, set(), collections.Counter("abca"), collections.OrderedDict(a=1), {}],
+        [torch.Size([2, 3]), torch.float32, torch.device("cpu"), torch.device("cuda", 1)],
+        [3 + 4j, b"\x00\xff" * 1000, 2**127, -(2**200), 1.5, None, True, (), ((1,), [2])],
+        [torch.eye(3).to_sparse(), torch.nn.Parameter(torch.ones(2))],
+        [torch.zeros(3, dtype=torch.uint16), torch.ones(3, dtype=torch.complex64).conj()],
+        {(k, str(k)): k / 2 for k in range(9000)},
+        {k / 2: 2**70 + k for k in range(40_000)},
+        {str(k).encode(): -k for k in range(1, 40_000)},
+        torch.nn.BatchNorm1d(3).state_dict(),
+    ],
+    ids=lambda contents: type(contents[0] if isinstance(contents, list) else contents).__name__,
+)
+def test_a_file_of_torch_save_is_read(contents: object) -> None:
+    assert repr(loaded(contents)) == repr(contents)
