@@ -508,3 +508,24 @@ def test_the_arguments_of_a_converted_method_can_be_inspected():
     for name in ("forward", "decorated"):
         found, expected = (inspect.signature(getattr(each, name)) for each in (model, plain))
         assert found == expected
+
+
+class Sealed(WithClassMethod):
+    """A module that refuses to set attributes after `__init__`."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_sealed = True
+
+    def __setattr__(self, name, value):
+        if self.__dict__.get("is_sealed"):
+            raise AttributeError(f"cannot set {name}")
+        super().__setattr__(name, value)
+
+
+def test_a_module_that_refuses_to_set_attributes_is_converted():
+    model = convert(Sealed())
+    assert isinstance(model, Sealed)
+    assert type(model) is not Sealed
+    with pytest.raises(AttributeError, match="cannot set x"):
+        model.x = 1

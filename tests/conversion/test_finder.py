@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hotrow
 from hotrow import HotrowError, convert
+from hotrow.conversion import outputs
 from hotrow.conversion.report import NOTHING_FOUND
 from hotrow.onehot.encoding import one_hot
 from hotrow.onehot.tensor import OneHot
@@ -1343,6 +1344,60 @@ def test_one_hots_in_a_returned_dataclass_become_plain_tensors():
     for one, other in pairs:
         assert type(one) is torch.Tensor
         assert_same_bits(one, other)
+
+
+def test_only_containers_of_one_hots_are_copied_in_an_output():
+    class Node(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.history, self.tree = [Output(torch.ones(1), [])], {"name": "root"}
+            self.tree["children"] = [{"parent": self.tree}]
+
+        def forward(self, ids):
+            x = F.one_hot(ids, 5).float()
+            shared = [x]
+            return {"new": [x, shared, shared], "history": self.history, "tree": self.tree}
+
+        def buffer(self):
+            return self.history
+
+    model = convert(Node())
+    for count in range(12):
+        output = model(IDS)
+        assert type(output["new"][0]) is torch.Tensor
+        assert type(output["new"][1][0]) is torch.Tensor
+        assert output["new"][1] is output["new"][2]
+        assert output["tree"] is model.tree
+        assert output["history"] is model.history is model.buffer()
+        model.buffer().append(Output(torch.ones(1), [count]))
+    assert len(model.history) == 13
+
+
+@dataclasses.dataclass
+class Move:
+    parent: object
+    value: torch.Tensor
+    children: list
+
+
+def test_each_object_of_a_returned_graph_is_visited_a_few_times(monkeypatch):
+    class Search(nn.Module):
+        def forward(self, ids):
+            root = Move(None, F.one_hot(ids, 5).float(), [])
+            for _ in range(30):
+                child = Move(root, F.one_hot(ids, 5).float(), root.children)
+                root.children.append(child)
+            return root
+
+    visits = []
+    visit = outputs._materialize_fields
+    monkeypatch.setattr(
+        outputs, "_materialize_fields", lambda value, *_: visits.append(value) or visit(value, *_)
+    )
+    root = convert(Search())(IDS)
+    assert len(visits) < 100
+    for move in [root, *root.children]:
+        assert type(move.value) is torch.Tensor
 
 
 @pytest.mark.parametrize("make", [lambda: torch.eye(400), lambda: F.one_hot(IDS, 400).float()])

@@ -223,6 +223,36 @@ def test_tree_map_copies_the_tensors_of_a_state():
         assert_same_bits(value, expected[name])
 
 
+@pytest.mark.parametrize(
+    "remove",
+    [
+        lambda state: state.popitem(),
+        lambda state: state.pop("exp_avg"),
+        lambda state: state.pop("exp_avg", None),
+        lambda state: state.pop("other", 3),
+        lambda state: state.pop("other"),
+        lambda state: state.pop(),
+        lambda state: state.pop("a", "b", "c"),
+        lambda state: [state.popitem() for _ in range(4)],
+        lambda state: state.clear(),
+    ],
+)
+def test_entries_are_removed_from_a_state_as_from_a_dict(remove):
+    (layers, optimizer), (rival, other) = make_runs()
+    state, expected = optimizer.state[layers[0].weight], other.state[rival[0].weight]
+    assert type(state) is RowState
+    outcomes = []
+    for each in (state, expected):
+        try:
+            outcomes.append(str(remove(each)).partition("tensor")[0])
+        except KeyError as error:
+            outcomes.append(repr(error))
+        except TypeError:
+            outcomes.append("TypeError")
+    assert outcomes[0] == outcomes[1]
+    assert list(state) == list(expected)
+
+
 def test_a_checkpoint_in_memory_is_not_an_alias():
     (layers, optimizer), (rival, other) = make_runs()
     saved, expected = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(other.state_dict())

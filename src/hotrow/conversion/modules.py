@@ -58,7 +58,7 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
     for module, why in refused:
         refusals[module] = why
     for module, conversion, cls in changes:
-        module.__class__ = cls
+        object.__setattr__(module, "__class__", cls)  # the module may refuse to set attributes
         renew_record(module, conversion)
 
 

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
-_MAX_DEPTH = 8  # of dataclasses, which may contain themselves
+_MAX_DEPTH = 20
+_ATOMS = Tensor, torch.Size, str, int, float, type, type(None)  # contain no one-hots
 
 
-def materialize_outputs(value: Any, depth: int = 0) -> Any:
-    """Materialize the one-hots in an output, so that the model returns plain tensors."""
-    if isinstance(value, OneHot):
-        return _materialize_output(value)
-    if isinstance(value, Tensor) or depth > _MAX_DEPTH:
-        return value
-    leaves = tree_leaves(value)
-    if len(leaves) == 1 and leaves[0] is value:  # not a container
-        if is_dataclass(value) and not isinstance(value, type):
-            _materialize_fields(value, depth)
-        return value
-    if any(isinstance(leaf, OneHot) or is_dataclass(leaf) for leaf in leaves):
-        return tree_map(
-            lambda leaf: materialize_outputs(leaf, depth + 1),
-            value,
-            is_leaf=lambda leaf: isinstance(leaf, torch.Size),
-        )
-    return value
+def materialize_outputs(value: Any) -> Any:
+    """Materialize the one-hots in an output, so that the model returns plain tensors.
+
+    A container with a one-hot is copied. A dataclass is changed in place. Objects inside of more
+    than 20 nested containers and dataclasses are left as they are.
+    """
+    return _materialize(value, 0, {})
 
 
 @functools.cache
@@ -46,10 +37,36 @@ def watch_parameters() -> None:
     register_module_parameter_registration_hook(_dense_parameter)  # type: ignore[arg-type]
 
 
-def _materialize_fields(value: Any, depth: int) -> None:
+def _materialize(value: Any, depth: int, seen: dict[int, tuple[int, Any, Any]]) -> Any:
+    """Materialize the one-hots in a value.
+
+    `seen` maps the id of each container and dataclass to the smallest depth at which it was seen,
+    the object itself and its copy. An object can contain itself.
+    """
+    if isinstance(value, OneHot):
+        return _materialize_output(value)
+    if depth > _MAX_DEPTH or isinstance(value, _ATOMS):
+        return value
+    earlier_depth, _, result = seen.get(id(value), (_MAX_DEPTH + 1, value, value))
+    if depth >= earlier_depth:
+        return result
+    seen[id(value)] = depth, value, value
+    is_first = itertools.chain([True], itertools.repeat(False))
+    parts, structure = tree_flatten(value, is_leaf=lambda _: not next(is_first))
+    if structure.is_leaf():
+        if is_dataclass(value):
+            _materialize_fields(value, depth, seen)
+        return value
+    new_parts = [_materialize(part, depth + 1, seen) for part in parts]
+    if any(new is not old for new, old in zip(new_parts, parts, strict=True)):
+        seen[id(value)] = depth, value, tree_unflatten(new_parts, structure)
+    return seen[id(value)][2]
+
+
+def _materialize_fields(value: Any, depth: int, seen: dict[int, tuple[int, Any, Any]]) -> None:
     for field in fields(value):
         old = getattr(value, field.name, None)
-        new = materialize_outputs(old, depth + 1)
+        new = _materialize(old, depth + 1, seen)
         if new is old:
             continue
         try:

@@ -153,6 +153,18 @@ class RowState(dict[str, Any]):
                 key: alias for key, alias in (self.aliases or {}).items() if key != name
             }
 
+    def pop(self, name: Any, *default: Any) -> Any:  # noqa: D102
+        if name not in self:
+            return dict.pop(self, name, *default)  # returns the default, or raises the error
+        value = self[name]
+        del self[name]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:  # noqa: D102
+        for name in reversed(self):
+            return name, self.pop(name)
+        return dict.popitem(self)  # raises the error
+
     def __iter__(self) -> Iterator[str]:  # with this method, dict(state) calls __getitem__
         return dict.__iter__(self)
 
@@ -283,7 +295,7 @@ def _has_rows(value: Any) -> TypeGuard[Tensor]:
 
 
 # Implement dict's other methods with the methods above.
-for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
+for _name in ("get", "items", "values", "clear", "update", "setdefault"):
     setattr(RowState, _name, getattr(MutableMapping, _name))
 RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]
 
