@@ -70,7 +70,20 @@ class Lookahead(torch.optim.Optimizer):
             parameter.data.copy_(slow)
 
 
-def test_an_optimizer_that_wraps_ours_takes_row_steps():
+class Several(torch.optim.Optimizer):
+    """Step several optimizers."""
+
+    def __init__(self, *parts):
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.parts = dict(enumerate(parts))
+
+    def step(self, closure=None):
+        for part in self.parts.values():
+            part.step()
+
+
+@pytest.mark.parametrize("outer", [lambda base: base, Lookahead, Several])
+def test_an_optimizer_that_wraps_ours_takes_row_steps(outer):
     weights = []
     for library in (hotrow, torch):
         torch.manual_seed(0)
@@ -78,7 +91,7 @@ def test_an_optimizer_that_wraps_ours_takes_row_steps():
         if library is hotrow:
             hotrow.convert(layer, min_entries=0)
             assert isinstance(layer.weight, Table)
-        optimizer = Lookahead(library.optim.AdamW(layer.parameters(), lr=0.1))
+        optimizer = outer(Lookahead(library.optim.AdamW(layer.parameters(), lr=0.1)))
         with warnings.catch_warnings(action="error"):
             for t in range(6):
                 optimizer.zero_grad()

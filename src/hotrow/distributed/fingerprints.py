@@ -62,7 +62,6 @@ def find_same_rows(
                     "rank of a sharded table has different rows",
                     fix="leave sharded tables out of code that writes to parameters on several "
                     "ranks, such as torch.distributed.broadcast or all_reduce, and load the table "
-                    "again; if each rank initializes its rows after shard, give each rank a "
-                    "different seed",
+                    "again; if the rows were initialized with the same seed, use different seeds",
                 )
     return None

@@ -79,12 +79,23 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
 
 
 def _wraps_row_optimizer(optimizer: torch.optim.Optimizer, tables: list[Table]) -> bool:
-    """Return whether an attribute of the optimizer is a hotrow optimizer of the tables."""
+    """Return whether the optimizer has hotrow optimizers of the tables.
+
+    They can be its attributes, in a list or dict, or attributes of another wrapper.
+    """
+    pending, found = [optimizer], {optimizer}
+    while pending:
+        for value in vars(pending.pop()).values():
+            values = dict.values(value) if isinstance(value, dict) else value
+            for each in values if isinstance(value, dict | list | tuple) else [value]:
+                if isinstance(each, torch.optim.Optimizer) and each not in found:
+                    pending.append(each)
+                    found.add(each)
     wrapped = {
         table
-        for value in vars(optimizer).values()
-        if isinstance(value, torch.optim.Optimizer) and hasattr(value, "torch_class")
-        for _, table in find_tables(value.param_groups)
+        for each in found
+        if hasattr(each, "torch_class")
+        for _, table in find_tables(each.param_groups)
     }
     return wrapped.issuperset(tables)
 

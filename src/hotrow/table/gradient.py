@@ -355,6 +355,10 @@ class RowGradient(Tensor):
         """Store all V rows, and return their address."""
         return self._stored().data_ptr()
 
+    def const_data_ptr(self) -> int:
+        """Store all V rows, and return their address."""
+        return self._stored().data_ptr()
+
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""
         return self.as_dense().tolist()
