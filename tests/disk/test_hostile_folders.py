@@ -1,5 +1,6 @@
 """Nothing in a folder can make hotrow write outside it, and errors name the wrong file."""
 
+import errno
 import hashlib
 import io
 import json
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from hotrow import HotrowError, disk
+from hotrow.disk import mapped_tensor, record
+from hotrow.disk import store as store_module
 from hotrow.inputs import checkpoint
 from tests.disk.folders import (
     COLUMNS,
@@ -396,6 +399,32 @@ def test_wrong_types_in_the_record_are_named(folder):
     ):
         (folder / "run.json").write_bytes(content)
         assert_refused(folder, f"run.json {text}")
+
+
+@pytest.mark.parametrize("shape", [[10**4000] * 30, [1 << 63, 1], [ROWS, COLUMNS, 1], [-1, 1], 3])
+def test_a_shape_is_checked_before_it_is_used(folder, shape, monkeypatch):
+    tensors = json.loads((folder / "run.json").read_bytes())["tensors"]
+    change_record(folder, tensors={"weight": ["F32", shape]} | tensors | {"weight": ["F32", shape]})
+    monkeypatch.setattr(record, "Layout", lambda *_: pytest.fail("the product takes long"))
+    assert_refused(folder, "run.json is damaged")
+
+
+@pytest.mark.parametrize("step", ["check_file", "commit", "map_saved"])
+def test_any_error_of_the_system_in_a_save_is_told(folder, step):
+    owner = mapped_tensor.MappedTensor if step == "map_saved" else store_module
+    error = PermissionError(errno.EACCES, "Permission denied", "weight.safetensors")
+    with disk.open(folder) as store:
+        train(store, range(2))
+        with (
+            mock.patch.object(owner, step, side_effect=error),
+            pytest.raises(HotrowError, match=r"could not be saved .*Permission denied"),
+        ):
+            store.save(5)
+        assert store.rest == (5 if step == "map_saved" else None)
+        train(store, range(2))
+        store.save(6)
+    with disk.open(folder) as store:
+        assert store.rest == 6
 
 
 @pytest.mark.parametrize("key", ["format", "run", "other"])

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 import hotrow
 from hotrow import HotrowError
 from hotrow.inputs import files
+from hotrow.inputs.loader import load_inputs
 from hotrow.inputs.tokenizer import open_tokenizer
 from tests.support.exhaustive import exhaustive
 
@@ -52,11 +53,9 @@ def test_one_of_several_tables_is_read_by_name(tmp_path: Path) -> None:
     assert torch.equal(values, table())
 
 
-@pytest.fixture
-def huge(tmp_path: Path) -> Iterator[Path]:
-    """Create a sparse 3 GB file with a table of 2 million rows followed by a table of 4 rows."""
-    path = tmp_path / "huge.safetensors"
-    rows, columns = 2_000_000, 384
+def write_sparse(path: Path, rows: int) -> None:
+    """Write a sparse file: a table of zeros with 384 columns, and a table of 4 rows."""
+    columns = 384
     end = rows * columns * 4
     header = {
         "big": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, end]},
@@ -68,21 +67,64 @@ def huge(tmp_path: Path) -> Iterator[Path]:
         file.write(struct.pack("<Q", len(text)) + text)
         file.seek(end, os.SEEK_CUR)
         file.write(table().numpy().tobytes())
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Iterator[Path]:
+    """Create a sparse file that is larger than the memory."""
+    path = tmp_path / "huge.safetensors"
+    memory = psutil.virtual_memory().total + psutil.swap_memory().total
+    write_sparse(path, 2 * memory // (384 * 4))
     yield path
     path.unlink()
 
 
 def test_table_is_memory_mapped_and_the_rest_of_the_file_is_never_read(huge: Path) -> None:
-    assert huge.stat().st_size > 3_000_000_000
+    assert huge.stat().st_size > psutil.virtual_memory().total
     assert huge.stat().st_blocks * 512 < MIB, "this test needs a sparse file"
     process = psutil.Process()
     before = process.memory_info().rss
     _, small = files.read_table(huge, "small")
     assert torch.equal(small, table())
     _, big = files.read_table(huge, "big")
-    assert big.shape == (2_000_000, 384)
-    assert big[1_234_567].sum() == 0
+    assert big[1_234_567].shape == (384,)
+    assert big[-1].sum() == 0
+    big[1] = 1  # changes only the memory
+    assert files.read_table(huge, "big")[1][1].sum() == 0
     assert process.memory_info().rss - before < 32 * MIB
+
+
+def test_a_table_without_rows_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"w": torch.zeros(0, 5), "other": torch.ones(3)}, path)
+    name, values = files.read_table(path)
+    assert (name, values.shape) == ("w", (0, 5))
+
+
+def test_a_file_that_changes_after_its_header_was_checked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"w": table()}, path)
+    data = path.read_bytes()
+
+    def choose(*_: object) -> str:
+        path.write_bytes(data.replace(b"[0,80]", b"[0,90]"))
+        return "w"
+
+    monkeypatch.setattr(files, "_choose_table", choose)
+    with pytest.raises(HotrowError, match="the file has changed while it was read"):
+        files.read_table(path)
+
+
+def test_sparse_inputs_are_refused(tmp_path: Path) -> None:
+    paths = tmp_path / "x.pt", tmp_path / "x.safetensors"
+    torch.save(torch.ones(3), paths[0])
+    os.truncate(paths[0], 1 << 30)
+    write_sparse(paths[1], 1_000_000)
+    for path in paths:
+        with pytest.raises(HotrowError, match="is a sparse file: only"):
+            load_inputs(str(path))
 
 
 @pytest.mark.parametrize(

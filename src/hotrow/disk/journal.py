@@ -27,7 +27,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-from hotrow.disk.folder import Folder, damaged_file, fix_for, flush
+from hotrow.disk.folder import Folder, damaged_file, flush
 from hotrow.disk.layout import PAGE, Layout, check_file
 from hotrow.disk.record import MAX_RECORD_BYTES, RECORD_FILE, Record, parse_record
 from hotrow.disk.rest import REST_FILE
@@ -63,8 +63,8 @@ def commit(
         complete: called as soon as the journal is complete.
 
     Raises:
-        HotrowError: the disk is full, or a write fails. The folder then contains either this
-            save or the previous one.
+        HotrowError, OSError: the disk is full, or a write fails. The folder then contains either
+            this save or the previous one.
     """
     new_journal = f"{JOURNAL}.new"
     try:
@@ -87,15 +87,10 @@ def commit(
         folder.rename(new_journal, JOURNAL)
         complete()
         replay_journal(folder)
-    except (OSError, HotrowError) as error:
+    except (OSError, HotrowError):
         with contextlib.suppress(OSError):
             folder.remove(new_journal)
-        if isinstance(error, HotrowError):
-            raise
-        raise HotrowError(
-            f"{folder.path} could not be saved ({error})",
-            fix=f"{fix_for(error)} and save again; the folder still contains a complete save",
-        ) from None
+        raise
 
 
 def _check_writable(folder: Folder, layouts: Iterable[Layout]) -> int:

@@ -209,7 +209,7 @@ def _parse_tensors(tensors: Any) -> dict[str, Layout]:
     for name, (dtype, shape) in dict(tensors).items():
         if not (_TENSOR_NAME.fullmatch(name) and isinstance(dtype, str) and dtype in DTYPES):
             raise ValueError("name or dtype of a tensor")
-        if not (_are_counts(shape, len(shape)) and 0 not in shape):
+        if not (_are_counts(shape, min(len(shape), 2)) and 0 not in shape):
             raise ValueError(f"shape of {name}")
         layouts[name] = Layout(name, tuple(shape), DTYPES[dtype])
         if layouts[name].value_bytes > MAX_BYTES:
@@ -225,9 +225,9 @@ def _parse_tensors(tensors: Any) -> dict[str, Layout]:
 
 
 def _are_counts(values: Any, length: int) -> bool:
-    """Return whether `values` is a list of this many non-negative integers."""
+    """Return whether `values` is a list of this many non-negative integers of 63 bits."""
     return (
         isinstance(values, list)
         and len(values) == length
-        and all(type(value) is int and value >= 0 for value in values)
+        and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
     )

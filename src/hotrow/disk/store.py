@@ -330,8 +330,14 @@ class Store:
                     optimizer.prepare_save(self.table)
                 self._reopen_lag()
                 with self._access.exclusive(self.table):
-                    self._save(rest_data)
-                    self.rest = rest
+                    try:
+                        self._save(rest, rest_data)
+                    except OSError as error:
+                        raise HotrowError(
+                            f"{self.folder} could not be saved ({error})",
+                            fix=f"{fix_for(error)} and save again; the folder still contains a "
+                            "complete save",
+                        ) from None
 
     def _reopen_lag(self) -> None:
         """Create the lag again if it is closed, for example by an assignment to `weight.data`.
@@ -345,10 +351,10 @@ class Store:
         if run.state or not run.rule.initial_slots(run.group):
             run.reopen(self.table)
 
-    def _save(self, rest: bytes) -> None:
+    def _save(self, rest: Any, rest_data: bytes) -> None:
         previous = self._previous_save()
         self._copy_moved_tensors()
-        record = self._describe_save(previous, rest)
+        record = self._describe_save(previous, rest_data)
         record_data = self._serialize(record)
         files = [self.state_files.used[name] for name in record.tensors]
         layouts = record.files().values()
@@ -358,13 +364,14 @@ class Store:
             file.check_names(self._folder)
             file.set_saved_rows(record.previous_rows)
         self._possible_saves.add(record.save)
-        commit(
-            self._folder,
-            [layout for layout, _ in layouts],
-            self._writes(record, record_data, rest),
-            # From then on, this is the last save, even if it can be finished only later.
-            lambda: self.state_files.keep(record.tensors),
-        )
+
+        def complete() -> None:
+            # From now on, this is the last save, even if it can be finished only later.
+            self.state_files.keep(record.tensors)
+            self.rest = rest
+
+        writes = self._writes(record, record_data, rest_data)
+        commit(self._folder, [layout for layout, _ in layouts], writes, complete)
         self._possible_saves = {record.save}
         for file in files:
             file.map_saved(self._folder)

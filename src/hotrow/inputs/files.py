@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import json
+import math
+import mmap
 import os
 import re
 import secrets
@@ -14,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
@@ -31,7 +34,14 @@ MAX_TEXT_BYTES = 64_000_000
 MAX_JSON_BYTES = 16_000_000
 _MAX_RUN_BYTES = 1 << 26  # hotrow.disk's limit for run.json
 # Valid table dtypes, as safetensors names them.
-_TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
+_TABLE_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+# Python 3.13 added this flag to `mmap`. Without it, Linux refuses tables larger than the memory.
+_NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MAX_LISTED = 40  # maximum number of candidates in an error message
 _ID = re.compile("-?[0-9]{1,18}")  # 18 digits fit in an int64
 
@@ -50,25 +60,49 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
         HotrowError: the file can't be read, it has no table with this name, or `tensor` is None and
             the file doesn't have exactly one table.
     """
-    with open_safetensors(path, "the table", "save the tensor") as file:
+    with open_safetensors(path, "the table", "save the tensor", "np") as (file, descriptor):
         _check_settled(Path(path), file.metadata() or {})
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        name = _choose_table(
-            {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()},
-            tensor,
-            Path(path),
-        )
-        return name, file.get_tensor(name)
+        tensors = {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()}
+        name = _choose_table(tensors, tensor, Path(path))
+        return name, _map_table(descriptor, name, *tensors[name])
+
+
+def _map_table(descriptor: int, name: str, shape: tuple[int, ...], dtype_name: str) -> Tensor:
+    """Return a tensor that is mapped to the file; writes to it don't change the file.
+
+    The safetensors library has checked the header. But it can't map a file larger than the memory.
+
+    Raises:
+        ValueError: the file has changed since.
+    """
+    flags: dict[str, Any] = {"access": mmap.ACCESS_COPY}
+    if sys.platform == "linux":
+        flags = {"flags": mmap.MAP_PRIVATE | _NO_RESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
+    memory = mmap.mmap(descriptor, 0, **flags)
+    data = 8 + int.from_bytes(memory[:8], "little")
+    begin, end = (data + offset for offset in json.loads(memory[8:data])[name]["data_offsets"])
+    dtype, count = _TABLE_DTYPES[dtype_name], math.prod(shape)
+    if end - begin != count * dtype.itemsize or not data <= begin <= end <= len(memory):
+        raise ValueError("the file has changed while it was read")
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=begin).view(shape)
 
 
 @contextmanager
-def open_safetensors(path: str | Path, what: str, fix: str) -> Iterator[Any]:
-    """Open a safetensors file and yield its reader; raise `HotrowError` if reading fails.
+def open_safetensors(
+    path: str | Path, what: str, fix: str, framework: str = "pt"
+) -> Iterator[tuple[Any, int]]:
+    """Open a safetensors file, and yield its reader and the file's descriptor.
+
+    If reading fails, raise `HotrowError`.
 
     Args:
         path: the file.
         what: the role of the file, for error messages.
         fix: the start of the advice in error messages, such as "save the tensor".
+        framework: the library of the tensors that the reader returns.
     """
     from safetensors import safe_open
 
@@ -79,9 +113,9 @@ def open_safetensors(path: str | Path, what: str, fix: str) -> Iterator[Any]:
             "is the file complete? hotrow never opens pickled files (.pt, .bin); "
             f"{fix} with safetensors.torch.save_file",
         ),
-        safe_open(path_of_descriptor(descriptor, path), framework="pt") as file,
+        safe_open(path_of_descriptor(descriptor, path), framework=framework) as file,
     ):
-        yield file
+        yield file, descriptor
 
 
 def _check_settled(path: Path, metadata: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from hotrow.errors import HotrowError
 from hotrow.inputs.checkpoint import load_checkpoint
 from hotrow.inputs.files import open_safetensors
 from hotrow.inputs.regular_file import open_regular, path_of_descriptor
+from hotrow.inputs.sparse_file import check_not_sparse
 from hotrow.inputs.text import escape_unprintable, one_line
 
 _WHAT = "the inputs"
@@ -175,11 +176,13 @@ def _read_pt(path: str) -> Any:
     ):
         # The tensors are memory-mapped, so a file that declares huge tensors doesn't use up memory.
         mapped_path = path_of_descriptor(descriptor, path)
+        check_not_sparse(descriptor, path)
         return load_checkpoint(file, path, mapped_path=mapped_path, device="cpu")
 
 
 def _read_safetensors(path: str) -> Any:
-    with open_safetensors(path, _WHAT, "save the tensors") as file:
+    with open_safetensors(path, _WHAT, "save the tensors") as (file, descriptor):
+        check_not_sparse(descriptor, path)
         tensors: dict[str, torch.Tensor] = {
             name: file.get_tensor(name)
             for name in file.keys()  # noqa: SIM118
