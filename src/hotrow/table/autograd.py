@@ -238,8 +238,11 @@ class LookUp(torch.autograd.Function):
         ctx.materialize_grads = False
         read, ids = reader
         if isinstance(ids, Tensor):  # copy, because the caller may write the next batch to `ids`
-            ids = ids.to(torch.int64, copy=True).reshape(-1)
-        ctx.ids, ctx.options = ids, options
+            # A second backward pass raises an error, as in torch.
+            ctx.save_for_backward(ids.to(torch.int64, copy=True).reshape(-1))
+        else:
+            ctx.distinct_ids = ids
+        ctx.options = options
         return read()
 
     @staticmethod
@@ -247,7 +250,8 @@ class LookUp(torch.autograd.Function):
         """Return a row gradient that assigns one row of `gradient` to each id."""
         if gradient is None:
             return None, None, None
-        ids, options = ctx.ids, ctx.options
+        saved, options = ctx.saved_tensors, ctx.options
+        ids = saved[0] if saved else ctx.distinct_ids
         if _needs_graph(gradient):
             ids = ids.ids() if isinstance(ids, DistinctIds) else ids
             result = _DifferentiableRowGradient.apply(gradient, ids, options)  # type: ignore[no-untyped-call]
