@@ -36,6 +36,8 @@ def repeated(*shape: int) -> torch.Tensor:
 
 
 TEXT, NUMBERS = "a" * 50_000, list(range(10_000))
+SLOW = {k * (2**61 - 1): None for k in range(1, 41)}
+INDICES = torch.nn.Parameter(torch.zeros(1, 10_000)), torch.zeros(10_000), torch.Size([1]), False
 MANY = 1_000_001  # one more than a file may have
 PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
     "set of a tensor": (lambda: Call(set, repeated(2)), "calls builtins.set with arguments"),
@@ -58,12 +60,38 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
         "calls _codecs.encode with arguments",
     ),
     "text encoded often": (
-        lambda: [Call(_codecs.encode, TEXT, "latin1") for _ in range(100)],
-        "has more than [0-9,]+ objects",
+        lambda: [Call(_codecs.encode, TEXT, "latin1") for _ in range(3)],
+        "encodes the same text several times",
     ),
     "set made often": (
         lambda: [Call(set, NUMBERS) for _ in range(300)],
         "has more than [0-9,]+ objects",
+    ),
+    "Counter of keys of the same hash": (
+        lambda: [Call(collections.Counter, SLOW) for _ in range(2)],
+        "has more than 100 keys",
+    ),
+    "keys of the same hash as attributes": (
+        lambda: [Call(collections.OrderedDict, state=SLOW) for _ in range(2)],
+        "has more than 100 keys",
+    ),
+    "indices checked often": (
+        lambda: [
+            Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, INDICES) for _ in range(300)
+        ],
+        "has more than [0-9,]+ objects",
+    ),
+    "a size of many numbers": (
+        lambda: Call(
+            torch._utils._rebuild_tensor_v2,
+            torch.ones(1).untyped_storage(),
+            0,
+            (1,) * 65,
+            (1,) * 65,
+            False,
+            collections.OrderedDict(),
+        ),
+        "size is not a tuple of a few integers",
     ),
     "storage": (lambda: Call(torch.FloatStorage, 10), "calls torch.FloatStorage"),
     "state of a tensor": (

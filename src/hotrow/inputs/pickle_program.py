@@ -28,6 +28,7 @@ _OBJECTS_PER_BYTE = MAX_DEPTH
 # those of floats and small integers rarely equal. An integer n has the hash n % (2**61 - 1).
 _HASH_MODULUS = 2**61 - 1
 _MAX_SLOW_KEYS = 30_000
+_MAX_DIMENSIONS = 64  # torch allows no more
 
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
 # plain tensors. Nested and quantized tensors aren't needed, and torch checks their sizes late.
@@ -39,7 +40,7 @@ _VALUES = re.compile(
 _FUNCTIONS = {
     "torch._utils._rebuild_tensor_v2": "other constant tuple tuple constant dict( dict)?",
     "torch._utils._rebuild_tensor_v3": "other constant tuple tuple constant dict name( dict)?",
-    "torch._utils._rebuild_parameter": "other constant dict",
+    "torch._utils._rebuild_parameter": "tensor constant dict",
     "torch._utils._rebuild_sparse_tensor": "other tuple",
     "torch.serialization._get_layout": "text",
     "torch.Size": "tuple",
@@ -57,13 +58,13 @@ class _Object:
     """A simulated object.
 
     Attributes:
-        kind: "constant" for None and numbers, "text", "list", "dict", "tuple", "name" for a class
-            or function, or "other".
+        kind: "constant" for None and numbers, "text", "list", "dict", "tuple", "tensor" for a
+            dense tensor, "name" for a class or function, or "other".
         count: the number of objects in it and itself, counted once for each path to them.
-        value: the value of a constant, text or name.
+        value: the value of a constant, text or name, or the number of elements of a dense tensor.
         parts: the items of a tuple.
-        slow_count: for a list, the total of its items; otherwise the object's `count`, if many
-            objects may have the same hash, or 0.
+        slow_count: for a list or dict, the total of its items or keys; otherwise the object's
+            `count`, if many objects may have the same hash, or 0.
     """
 
     kind: str
@@ -100,7 +101,8 @@ class _Simulation:
         self._name = name
         self._most_elements = max(size, MAX_OBJECTS)
         self._most_objects = MAX_OBJECTS + _OBJECTS_PER_BYTE * size
-        self._object_count = self._slow_key_count = 0
+        self._object_count = self._slow_key_count = self._encoded_length = 0
+        self._most_encoded = size
         self._stack: list[_Object] = []
         self._marks: list[int] = []
         self._memo: dict[int, _Object] = {}
@@ -144,7 +146,9 @@ class _Simulation:
         elif name in ("SETITEM", "SETITEMS"):
             items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self._pop_to_mark()
             self._add(stack[-1], items)
-            self._add_keys(sum(key.slow_count for key in items[::2]))
+            slow_count = sum(key.slow_count for key in items[::2])
+            stack[-1].slow_count += slow_count
+            self._add_keys(slow_count)
         elif name == "GLOBAL":
             self._create("name", value=_allowed_name(argument))
         elif name == "REDUCE":
@@ -155,6 +159,7 @@ class _Simulation:
             if (target.kind, state.kind) != ("dict", "dict"):  # an OrderedDict with `_metadata`
                 raise ValueError("it sets the state of an object")
             self._add(target, [state])
+            self._add_keys(state.slow_count)
         elif name == "BINPERSID":
             self._create("other", [stack.pop()])
         elif name not in ("PROTO", "STOP"):
@@ -199,25 +204,37 @@ class _Simulation:
         is_latin1 = name != "_codecs.encode" or parts[-1].value == "latin1"
         if not re.fullmatch(_FUNCTIONS[name], kinds) or not is_latin1:
             raise ValueError(f"it calls {name} with arguments that torch.save does not write")
+        result = self._create("dict" if name.startswith("collections.") else "other", [arguments])
         if name.startswith("torch._utils._rebuild_tensor_v"):
-            self._check_size(parts[2])
-        elif name == "builtins.set":
-            self._add_keys(parts[0].slow_count)
-        kind = "dict" if name.startswith("collections.") else "other"
-        result = self._create(kind, [arguments])
-        if name == "_codecs.encode":  # copies the text
-            result.count += len(parts[0].value)
-            self._object_count += len(parts[0].value)
-        elif kind == "other":
+            result.kind, result.value = "tensor", self._count_elements(parts[2])
+        elif name == "torch._utils._rebuild_parameter":
+            result.kind, result.value = "tensor", parts[0].value
+        elif name == "torch._utils._rebuild_sparse_tensor":  # torch checks all indices
+            self._object_count += sum(
+                part.value for part in parts[1].parts if part.kind == "tensor"
+            )
+        elif name == "_codecs.encode":  # copies the text
+            self._encoded_length += len(parts[0].value)
+            if self._encoded_length > self._most_encoded:
+                raise ValueError("it encodes the same text several times")
+        elif name in ("builtins.set", "collections.Counter"):
+            self._add_keys(sum(part.slow_count for part in parts))
+            result.slow_count = sum(part.slow_count for part in parts)
+        elif result.kind == "other":
             result.slow_count = result.count
 
-    def _check_size(self, size: _Object) -> None:
-        """Raise an error if a tensor repeats its elements, so that it is larger than the file."""
+    def _count_elements(self, size: _Object) -> int:
+        """Return the number of elements of a tensor.
+
+        Raises:
+            HotrowError: the tensor repeats its elements, so that it is larger than the file.
+        """
         sizes = [part.value for part in size.parts]
-        if not all(isinstance(each, int) for each in sizes):
-            raise ValueError("it has a tensor whose size is not a tuple of integers")
+        if len(sizes) > _MAX_DIMENSIONS or not all(isinstance(each, int) for each in sizes):
+            raise ValueError("it has a tensor whose size is not a tuple of a few integers")
         if math.prod(sizes) > self._most_elements:
             raise repeated_elements(self._name, math.prod(sizes))
+        return math.prod(sizes)
 
 
 def _allowed_name(argument: str) -> str:
