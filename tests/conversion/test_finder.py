@@ -1346,10 +1346,11 @@ def test_one_hots_in_a_returned_dataclass_become_plain_tensors():
         assert_same_bits(one, other)
 
 
-def test_only_containers_of_one_hots_are_copied_in_an_output():
+def test_an_output_keeps_the_lists_and_dicts_of_the_module():
     class Node(nn.Module):
         def __init__(self):
             super().__init__()
+            self.codes = []
             self.history, self.tree = [Output(torch.ones(1), [])], {"name": "root"}
             self.tree["children"] = [{"parent": self.tree}]
 
@@ -1361,6 +1362,10 @@ def test_only_containers_of_one_hots_are_copied_in_an_output():
         def buffer(self):
             return self.history
 
+        def observe(self, ids):
+            self.codes.append({"x": F.one_hot(ids, 5).float()})
+            return self.codes
+
     model = convert(Node())
     for count in range(12):
         output = model(IDS)
@@ -1369,8 +1374,13 @@ def test_only_containers_of_one_hots_are_copied_in_an_output():
         assert output["new"][1] is output["new"][2]
         assert output["tree"] is model.tree
         assert output["history"] is model.history is model.buffer()
+        codes = model.observe(IDS)
+        assert codes is model.codes
+        codes[-1]["x"] *= 2
+        assert model.codes[-1]["x"].sum() == 2 * IDS.numel()
         model.buffer().append(Output(torch.ones(1), [count]))
     assert len(model.history) == 13
+    assert len(model.codes) == 12
 
 
 @dataclasses.dataclass

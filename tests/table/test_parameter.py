@@ -618,19 +618,6 @@ def test_hooks_of_a_lookup_get_the_gradient_of_the_weight_alone():
     assert found == [1, 1, 1]
 
 
-@pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
-def test_a_second_backward_pass_raises_unless_the_graph_was_kept(make):
-    layer = hotrow.convert(make(6, 2), min_entries=0)
-    assert isinstance(layer.weight, Table)
-    loss = layer(torch.tensor([[1, 2]])).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    expected = layer.weight.grad.as_dense()
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        loss.backward()
-    assert_same_bits(layer.weight.grad.as_dense(), expected)
-
-
 @pytest.mark.parametrize("method", ["data_ptr", "const_data_ptr"])
 def test_gradients_have_different_addresses(method):
     """Code that counts shared tensors once compares addresses."""

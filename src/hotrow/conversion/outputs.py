@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ _ATOMS = Tensor, torch.Size, str, int, float, type, type(None)  # contain no one
 def materialize_outputs(value: Any) -> Any:
     """Materialize the one-hots in an output, so that the model returns plain tensors.
 
-    A container with a one-hot is copied. A dataclass is changed in place. Objects inside of more
-    than 20 nested containers and dataclasses are left as they are.
+    Lists, dicts and dataclasses are changed in place, because the module may keep them too. Other
+    containers with a one-hot are copied. Objects inside of more than 20 nested containers and
+    dataclasses are left as they are.
     """
     return _materialize(value, 0, {})
 
@@ -58,7 +60,12 @@ def _materialize(value: Any, depth: int, seen: dict[int, tuple[int, Any, Any]]) 
             _materialize_fields(value, depth, seen)
         return value
     new_parts = [_materialize(part, depth + 1, seen) for part in parts]
-    if any(new is not old for new, old in zip(new_parts, parts, strict=True)):
+    changes = [(i, new) for i, new in enumerate(new_parts) if new is not parts[i]]
+    if type(value) in (list, deque, dict, OrderedDict, defaultdict):  # the module may keep it
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        for i, new in changes:
+            value[keys[i]] = new
+    elif changes:
         seen[id(value)] = depth, value, tree_unflatten(new_parts, structure)
     return seen[id(value)][2]
 
@@ -71,7 +78,7 @@ def _materialize_fields(value: Any, depth: int, seen: dict[int, tuple[int, Any, 
             continue
         try:
             setattr(value, field.name, new)
-        except FrozenInstanceError:
+        except AttributeError:  # it is frozen
             object.__setattr__(value, field.name, new)
 
 

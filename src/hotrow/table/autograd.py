@@ -238,11 +238,8 @@ class LookUp(torch.autograd.Function):
         ctx.materialize_grads = False
         read, ids = reader
         if isinstance(ids, Tensor):  # copy, because the caller may write the next batch to `ids`
-            # A second backward pass raises an error, as in torch.
-            ctx.save_for_backward(ids.to(torch.int64, copy=True).reshape(-1))
-        else:
-            ctx.distinct_ids = ids
-        ctx.options = options
+            ids = ids.to(torch.int64, copy=True).reshape(-1)
+        ctx.ids, ctx.options = ids, options
         return read()
 
     @staticmethod
@@ -250,8 +247,7 @@ class LookUp(torch.autograd.Function):
         """Return a row gradient that assigns one row of `gradient` to each id."""
         if gradient is None:
             return None, None, None
-        saved, options = ctx.saved_tensors, ctx.options
-        ids = saved[0] if saved else ctx.distinct_ids
+        ids, options = ctx.ids, ctx.options
         if _needs_graph(gradient):
             ids = ids.ids() if isinstance(ids, DistinctIds) else ids
             result = _DifferentiableRowGradient.apply(gradient, ids, options)  # type: ignore[no-untyped-call]
