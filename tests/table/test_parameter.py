@@ -618,6 +618,38 @@ def test_hooks_of_a_lookup_get_the_gradient_of_the_weight_alone():
     assert found == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, w: torch.func.grad(f)(w),
+        lambda f, w: torch.func.vjp(f, w)[1](torch.ones((), dtype=w.dtype))[0],
+        lambda f, w: torch.func.jvp(f, (w,), (w,))[1],
+        lambda f, w: torch.func.hessian(f)(w),
+        lambda f, w: torch.func.vmap(torch.func.grad(f))(torch.stack([w, 2 * w])),
+        lambda f, w: torch.func.functionalize(f)(w),
+    ],
+    ids=["grad", "vjp", "jvp", "hessian", "vmap", "functionalize"],
+)
+@pytest.mark.parametrize("read", [lambda e: e(torch.tensor([1, 2, 3])), lambda e: e.weight[:3]])
+def test_a_transform_of_a_function_reads_settled_rows(transform, read):
+    found = []
+    for library in (hotrow, torch):
+        torch.manual_seed(0)
+        layer = nn.Embedding(12, 3, dtype=torch.float64)
+        if library is hotrow:
+            hotrow.convert(layer, min_entries=0)
+        optimizer = library.optim.Adam(layer.parameters(), lr=0.1)
+        for ids in ([1, 2], [3]):
+            optimizer.zero_grad()
+            layer(torch.tensor(ids)).square().sum().backward()
+            optimizer.step()
+        if library is hotrow:
+            assert layer.weight.has_stale_rows
+        loss = lambda w, layer=layer: (read(layer) @ w).square().sum()  # noqa: E731
+        found.append(transform(loss, torch.ones(3, 2, dtype=torch.float64)))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("method", ["data_ptr", "const_data_ptr"])
 def test_gradients_have_different_addresses(method):
     """Code that counts shared tensors once compares addresses."""

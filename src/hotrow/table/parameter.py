@@ -23,10 +23,12 @@ from hotrow.errors import HotrowError, is_on_all_ranks
 from hotrow.ids import plain_ids
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import (
+    at_transform_level,
     is_compiling,
     is_jit_tracing,
     never_compile_alone,
     never_trace,
+    transform_level,
 )
 from hotrow.table.autograd import (
     can_require_gradient,
@@ -187,7 +189,9 @@ class Table(nn.Parameter):
         set_trace: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
         set_trace(None)  # torch.jit.trace would record the operations
         try:
-            lag.settle(rows)
+            # A transform of `torch.func` would wrap the tensors that the kernels use.
+            with at_transform_level(0) if transform_level() else nullcontext():
+                lag.settle(rows)
         finally:
             set_trace(trace)
 
