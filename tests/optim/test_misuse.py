@@ -1,6 +1,7 @@
 """Using `convert` without a hotrow optimizer, or the reverse, causes a warning or an error."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -76,6 +77,7 @@ class Several(torch.optim.Optimizer):
     def __init__(self, *parts):
         super().__init__([group for part in parts for group in part.param_groups], {})
         self.parts = dict(enumerate(parts))
+        self.this, self.gone = weakref.proxy(self), weakref.proxy({*parts})
 
     def step(self, closure=None):
         for part in self.parts.values():

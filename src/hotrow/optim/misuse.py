@@ -86,9 +86,13 @@ def _wraps_row_optimizer(optimizer: torch.optim.Optimizer, tables: list[Table]) 
     pending, found = [optimizer], {optimizer}
     while pending:
         for value in vars(pending.pop()).values():
-            values = dict.values(value) if isinstance(value, dict) else value
-            for each in values if isinstance(value, dict | list | tuple) else [value]:
-                if isinstance(each, torch.optim.Optimizer) and each not in found:
+            # `isinstance` would ask the object of a weak reference, which may be gone.
+            if issubclass(type(value), dict):
+                values = list(dict.values(value))
+            else:
+                values = list(value) if issubclass(type(value), list | tuple) else [value]
+            for each in values:
+                if issubclass(type(each), torch.optim.Optimizer) and each not in found:
                     pending.append(each)
                     found.add(each)
     wrapped = {
