@@ -81,6 +81,10 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
         ],
         "has more than [0-9,]+ objects",
     ),
+    "indices in lists": (
+        lambda: Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, ([[0]], *INDICES[1:])),
+        "a sparse tensor that is not made of tensors",
+    ),
     "a size of many numbers": (
         lambda: Call(
             torch._utils._rebuild_tensor_v2,
@@ -161,7 +165,8 @@ def test_repeated_indices_of_a_sparse_tensor_are_refused(monkeypatch: pytest.Mon
         [3 + 4j, b"\x00\xff" * 1000, 2**127, -(2**200), 1.5, None, True, (), ((1,), [2])],
         [torch.eye(3).to_sparse(), torch.nn.Parameter(torch.ones(2))],
         [torch.zeros(3, dtype=torch.uint16), torch.ones(3, dtype=torch.complex64).conj()],
-        {(k, str(k)): k / 2 for k in range(9000)},
+        {(k, str(k)): k / 2 for k in range(50_000)},
+        torch.nn.Parameter(torch.eye(3).to_sparse()),
         {k / 2: 2**70 + k for k in range(40_000)},
         {str(k).encode(): -k for k in range(1, 40_000)},
         torch.nn.BatchNorm1d(3).state_dict(),

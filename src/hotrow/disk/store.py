@@ -332,9 +332,9 @@ class Store:
                 with self._access.exclusive(self.table):
                     try:
                         self._save(rest, rest_data)
-                    except OSError as error:
+                    except (OSError, MemoryError) as error:
                         raise HotrowError(
-                            f"{self.folder} could not be saved ({error})",
+                            f"{self.folder} could not be saved ({reason_for(error)})",
                             fix=f"{fix_for(error)} and save again; the folder still contains a "
                             "complete save",
                         ) from None

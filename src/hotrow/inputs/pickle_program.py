@@ -40,7 +40,7 @@ _VALUES = re.compile(
 _FUNCTIONS = {
     "torch._utils._rebuild_tensor_v2": "other constant tuple tuple constant dict( dict)?",
     "torch._utils._rebuild_tensor_v3": "other constant tuple tuple constant dict name( dict)?",
-    "torch._utils._rebuild_parameter": "tensor constant dict",
+    "torch._utils._rebuild_parameter": "(tensor|other) constant dict",
     "torch._utils._rebuild_sparse_tensor": "other tuple",
     "torch.serialization._get_layout": "text",
     "torch.Size": "tuple",
@@ -51,6 +51,7 @@ _FUNCTIONS = {
     "builtins.complex": "constant constant",
     "_codecs.encode": "text text",
 }
+_SPARSE_CONTENTS = "tensor tensor (tensor )?(other|tuple)( constant)?"
 
 
 @dataclass(slots=True)
@@ -175,7 +176,9 @@ class _Simulation:
 
     def _create_tuple(self, items: list[_Object]) -> None:
         tuple_ = self._create("tuple", items)
-        tuple_.parts, tuple_.slow_count = tuple(items), tuple_.count
+        tuple_.parts = tuple(items)
+        has_random_hash = any(item.kind == "text" and item.value for item in items)
+        tuple_.slow_count = 0 if has_random_hash else tuple_.count
 
     def _create(self, kind: str, contents: Iterable[_Object] = (), **attributes: Any) -> _Object:
         created = _Object(kind, 1, **attributes)
@@ -208,11 +211,13 @@ class _Simulation:
         if name.startswith("torch._utils._rebuild_tensor_v"):
             result.kind, result.value = "tensor", self._count_elements(parts[2])
         elif name == "torch._utils._rebuild_parameter":
-            result.kind, result.value = "tensor", parts[0].value
-        elif name == "torch._utils._rebuild_sparse_tensor":  # torch checks all indices
-            self._object_count += sum(
-                part.value for part in parts[1].parts if part.kind == "tensor"
-            )
+            result.kind, result.value = parts[0].kind, parts[0].value
+        elif name == "torch._utils._rebuild_sparse_tensor":
+            contents = parts[1].parts
+            if not re.fullmatch(_SPARSE_CONTENTS, " ".join(part.kind for part in contents)):
+                raise ValueError("it has a sparse tensor that is not made of tensors")
+            # torch checks all indices.
+            self._object_count += sum(part.value for part in contents if part.kind == "tensor")
         elif name == "_codecs.encode":  # copies the text
             self._encoded_length += len(parts[0].value)
             if self._encoded_length > self._most_encoded:
