@@ -1289,6 +1289,7 @@ def look_up_similar_shards(count):
         torch.eye(4).repeat(6, 1),
         torch.arange(2.0).repeat(12)[:, None],
         torch.randn(1, 4).expand(count * 3, 4),
+        (torch.arange(12)[:, None] >> torch.arange(4) & 1).repeat(count, 1) * 0.1,
         torch.cat([torch.randn(count * 12, 4), torch.zeros(count * 12, 4)]),
     ]
     results = []

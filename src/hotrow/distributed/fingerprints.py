@@ -23,7 +23,8 @@ _MIN_EQUAL_ROWS = 4
 def fingerprint(rows: Tensor) -> list[int]:
     """Return a 15-bit hash of each sampled row of a shard, or 0 if it equals another sampled row.
 
-    Shards can have equal rows, such as zeros, without such a write.
+    Shards can have equal rows, such as zeros, without such a write. For the same reason, all hashes
+    are 0 if the rows have only a few different values, as after the first step of Adam from zeros.
 
     Args:
         rows: (R, D), the rows of the shard.
@@ -33,7 +34,10 @@ def fingerprint(rows: Tensor) -> list[int]:
         for size, count in zip(rows.shape, (SAMPLED_ROWS, _SAMPLED_COLUMNS), strict=True)
     )
     sample = rows[::row_step, ::column_step][:SAMPLED_ROWS, :_SAMPLED_COLUMNS]
-    texts = [repr(row) for row in sample.tolist()]  # NaN doesn't equal itself, but its text does
+    values = sample.tolist()
+    texts = [repr(row) for row in values]  # NaN doesn't equal itself, but its text does
+    if 2 * len({value for row in values for value in row}) <= sample.numel():
+        return [0] * SAMPLED_ROWS
     hashes = [zlib.crc32(text.encode()) & 0x7FFF if texts.count(text) == 1 else 0 for text in texts]
     return hashes + [0] * (SAMPLED_ROWS - len(hashes))
 

@@ -24,10 +24,6 @@ MAX_DEPTH = 50
 # The pickle program of an ordinary file takes a few bytes per object, and the simulation counts
 # each object once for every level at which it is nested.
 _OBJECTS_PER_BYTE = MAX_DEPTH
-# A dict compares each key with all others of the same hash. The hashes of text are random, and
-# those of floats and small integers rarely equal. An integer n has the hash n % (2**61 - 1).
-_HASH_MODULUS = 2**61 - 1
-_MAX_SLOW_KEYS = 30_000
 _MAX_DIMENSIONS = 64  # torch allows no more
 
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
@@ -64,15 +60,12 @@ class _Object:
         count: the number of objects in it and itself, counted once for each path to them.
         value: the value of a constant, text or name, or the number of elements of a dense tensor.
         parts: the items of a tuple.
-        slow_count: for a list or dict, the total of its items or keys; otherwise the object's
-            `count`, if many objects may have the same hash, or 0.
     """
 
     kind: str
     count: int = 1
     value: Any = None
     parts: tuple[_Object, ...] = ()
-    slow_count: int = 0
 
 
 def check_program(program: bytes, size: int, name: str | Path) -> None:
@@ -102,7 +95,7 @@ class _Simulation:
         self._name = name
         self._most_elements = max(size, MAX_OBJECTS)
         self._most_objects = MAX_OBJECTS + _OBJECTS_PER_BYTE * size
-        self._object_count = self._slow_key_count = self._encoded_length = 0
+        self._object_count = self._encoded_length = 0
         self._most_encoded = size
         self._stack: list[_Object] = []
         self._marks: list[int] = []
@@ -127,8 +120,7 @@ class _Simulation:
                 raise IndexError
             stack.append(self._memo[argument])
         elif name in ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"):
-            is_slow = isinstance(argument, int) and abs(argument) >= _HASH_MODULUS
-            self._create("constant", value=argument, slow_count=int(is_slow))
+            self._create("constant", value=argument)
         elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
             self._create("constant")
         elif name in ("BINUNICODE", "SHORT_BINSTRING"):
@@ -143,13 +135,9 @@ class _Simulation:
         elif name in ("APPEND", "APPENDS"):
             items = [stack.pop()] if name == "APPEND" else self._pop_to_mark()
             self._add(stack[-1], items)
-            stack[-1].slow_count += sum(item.slow_count for item in items)
         elif name in ("SETITEM", "SETITEMS"):
             items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self._pop_to_mark()
             self._add(stack[-1], items)
-            slow_count = sum(key.slow_count for key in items[::2])
-            stack[-1].slow_count += slow_count
-            self._add_keys(slow_count)
         elif name == "GLOBAL":
             self._create("name", value=_allowed_name(argument))
         elif name == "REDUCE":
@@ -160,7 +148,6 @@ class _Simulation:
             if (target.kind, state.kind) != ("dict", "dict"):  # an OrderedDict with `_metadata`
                 raise ValueError("it sets the state of an object")
             self._add(target, [state])
-            self._add_keys(state.slow_count)
         elif name == "BINPERSID":
             self._create("other", [stack.pop()])
         elif name not in ("PROTO", "STOP"):
@@ -175,10 +162,7 @@ class _Simulation:
         return items
 
     def _create_tuple(self, items: list[_Object]) -> None:
-        tuple_ = self._create("tuple", items)
-        tuple_.parts = tuple(items)
-        has_random_hash = any(item.kind == "text" and item.value for item in items)
-        tuple_.slow_count = 0 if has_random_hash else tuple_.count
+        self._create("tuple", items).parts = tuple(items)
 
     def _create(self, kind: str, contents: Iterable[_Object] = (), **attributes: Any) -> _Object:
         created = _Object(kind, 1, **attributes)
@@ -191,13 +175,6 @@ class _Simulation:
         count = sum(item.count for item in items)
         target.count += count
         self._object_count += count
-
-    def _add_keys(self, slow_count: int) -> None:
-        self._slow_key_count += slow_count
-        if self._slow_key_count > _MAX_SLOW_KEYS:
-            raise ValueError(
-                f"it has more than {_MAX_SLOW_KEYS:,} keys other than text and small numbers"
-            )
 
     def _call(self, function: _Object, arguments: _Object) -> None:
         name, parts = function.value, arguments.parts
@@ -222,11 +199,6 @@ class _Simulation:
             self._encoded_length += len(parts[0].value)
             if self._encoded_length > self._most_encoded:
                 raise ValueError("it encodes the same text several times")
-        elif name in ("builtins.set", "collections.Counter"):
-            self._add_keys(sum(part.slow_count for part in parts))
-            result.slow_count = sum(part.slow_count for part in parts)
-        elif result.kind == "other":
-            result.slow_count = result.count
 
     def _count_elements(self, size: _Object) -> int:
         """Return the number of elements of a tensor.
