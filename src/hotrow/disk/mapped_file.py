@@ -32,10 +32,9 @@ from numpy.typing import NDArray
 from hotrow.disk.folder import Folder, close_later, damaged_file
 from hotrow.disk.layout import PAGE, Layout
 from hotrow.errors import HotrowError
+from hotrow.inputs.mapped_tensor import NO_RESERVE
 from hotrow.table.storage_growth import FAILED, libc
 
-# Reserve no memory for pages that have not been written yet. Python 3.13 added this flag to `mmap`.
-NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 GROWTH = 2  # reserve addresses for this multiple of the number of rows
 _FIXED = 0x10  # a flag of mmap
 _MREMAP_FLAGS = 3  # MREMAP_MAYMOVE and MREMAP_FIXED

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import errno
 import json
-import math
-import mmap
 import os
 import re
 import secrets
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
+from hotrow.inputs.mapped_tensor import map_tensor
 from hotrow.inputs.regular_file import (
     check_regular,
     open_regular,
@@ -40,8 +39,6 @@ _TABLE_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-# Python 3.13 added this flag to `mmap`. Without it, Linux refuses tables larger than the memory.
-_NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MAX_LISTED = 40  # maximum number of candidates in an error message
 _ID = re.compile("-?[0-9]{1,18}")  # 18 digits fit in an int64
 
@@ -65,29 +62,8 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         tensors = {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()}
         name = _choose_table(tensors, tensor, Path(path))
-        return name, _map_table(descriptor, name, *tensors[name])
-
-
-def _map_table(descriptor: int, name: str, shape: tuple[int, ...], dtype_name: str) -> Tensor:
-    """Return a tensor that is mapped to the file; writes to it don't change the file.
-
-    The safetensors library has checked the header. But it can't map a file larger than the memory.
-
-    Raises:
-        ValueError: the file has changed since.
-    """
-    flags: dict[str, Any] = {"access": mmap.ACCESS_COPY}
-    if sys.platform == "linux":
-        flags = {"flags": mmap.MAP_PRIVATE | _NO_RESERVE, "prot": mmap.PROT_READ | mmap.PROT_WRITE}
-    memory = mmap.mmap(descriptor, 0, **flags)
-    data = 8 + int.from_bytes(memory[:8], "little")
-    begin, end = (data + offset for offset in json.loads(memory[8:data])[name]["data_offsets"])
-    dtype, count = _TABLE_DTYPES[dtype_name], math.prod(shape)
-    if end - begin != count * dtype.itemsize or not data <= begin <= end <= len(memory):
-        raise ValueError("the file has changed while it was read")
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=begin).view(shape)
+        shape, dtype = tensors[name]
+        return name, map_tensor(descriptor, name, shape, _TABLE_DTYPES[dtype])
 
 
 @contextmanager

@@ -355,9 +355,7 @@ class RowGradient(Tensor):
         """Store all V rows, and return their address."""
         return self._stored().data_ptr()
 
-    def const_data_ptr(self) -> int:
-        """Store all V rows, and return their address."""
-        return self._stored().data_ptr()
+    const_data_ptr = data_ptr
 
     def tolist(self) -> Any:
         """Return the dense gradient as nested lists."""

@@ -26,10 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrow.inputs.mapped_tensor import NO_RESERVE
+
 MIN_BYTES = 1 << 25  # smaller blocks may be in the C heap, where alignment is not fixed
 _PAGE = mmap.PAGESIZE
 _HUGE_PAGE = 1 << 21  # Linux moves a huge page only if its address modulo this size stays the same
-_RESERVE_NOTHING: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # new in Python 3.13
 _MAYMOVE, _FIXED, _DONTUNMAP = 1, 2, 4  # flags of mremap; the last flag needs Linux 5.7
 _FIXED_NOREPLACE = 0x100000  # a flag of mmap
 _PRESENT_OR_SWAPPED = np.uint64(3 << 62)  # flags in pagemap
@@ -113,7 +114,7 @@ def _is_private(storage: torch.UntypedStorage) -> bool:
 def _park(storage: torch.UntypedStorage) -> tuple[mmap.mmap, int, int] | None:
     """Move the values to new memory; return the memory, the values' address and their length."""
     source, length = storage.data_ptr(), storage.nbytes()
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _RESERVE_NOTHING
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     try:
         memory = mmap.mmap(-1, length + _HUGE_PAGE, flags=flags)
     except OSError:
