@@ -88,7 +88,7 @@ def distinct(ids, rows, count, rank):
 def test_bytes_of_a_sharded_step_match_the_formula(count, together):
     found = rank_processes(count).run(bytes_of_step, "shard", count, together)
     exchanges = 1 if together else len(SIZES)
-    expected = count * (exchanges * 32 + len(SIZES)) * (count - 1)
+    expected = count * (exchanges * 32 + 17 * len(SIZES)) * (count - 1)
     if together:
         expected += count * 8 * len(SIZES) * (count - 1)
     for rank, (_, every) in enumerate(found):
