@@ -1,5 +1,6 @@
 """The command line exits with code 2 and a message for hostile files, names and streams."""
 
+import json
 import os
 import re
 import resource
@@ -410,6 +411,16 @@ def test_memory_of_the_lesson_does_not_depend_on_the_largest_id(run: Run, tmp_pa
     page = (tmp_path / "cache" / "hotrow" / "learn-own.html").read_text()
     assert '"V":30000001,' in page
     assert '"tokens":["?","the"]' in page
+
+
+def test_the_lesson_refuses_a_sparse_table(run: Run, tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [10**9, 25], "data_offsets": [0, 10**11]}})
+    path = tmp_path / "big.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    os.truncate(path, 8 + len(header) + 10**11)
+    found = run("learn", "--no-open", "--table", path.name)
+    assert found.code == 2
+    assert found.err.startswith("Error: big.safetensors is a sparse file: only ")
 
 
 # Kill processes that keep replacing a page with another version, and count damaged pages.

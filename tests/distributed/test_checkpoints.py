@@ -1,6 +1,7 @@
 """A saved run continues with the same bits on any number of ranks or in one process."""
 
 import os
+import shutil
 import signal
 import warnings
 
@@ -210,6 +211,19 @@ def test_a_file_with_the_rows_of_another_rank_raises(tmp_path):
     for text in second:
         assert text is not None
         assert "has only the rows of the rank that saved it, but rank 1 needs other rows" in text
+
+
+@pytest.mark.parametrize(("saved_by", "count"), [(3, 2), (2, 3)])
+def test_the_files_of_another_number_of_ranks_raise(tmp_path, saved_by, count):
+    rank_processes(saved_by).run(save_with_torch, saved_by, tmp_path)
+    if count > saved_by:
+        shutil.copy(tmp_path / "0.pt", tmp_path / f"{saved_by}.pt")
+    for rank, (texts, _) in enumerate(
+        rank_processes(count).run(load_with_torch, count, tmp_path, False)
+    ):
+        for text in texts:
+            assert text is not None
+            assert f"the rank that saved it, but rank {rank} needs other rows" in text
 
 
 @pytest.mark.parametrize(("saved_by", "count"), [(2, 2), (1, 3)])

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from torch import Tensor
 
 from hotrow import lesson
 from hotrow.cli import terminal
 from hotrow.cli.options import TableFile, TensorName, TokenizerFile
 from hotrow.errors import HotrowError
 from hotrow.inputs import files
+from hotrow.inputs.regular_file import open_regular
+from hotrow.inputs.sparse_file import check_not_sparse
 from hotrow.inputs.text import escape_unprintable
 from hotrow.inputs.tokenizer import open_tokenizer
 
@@ -116,7 +119,7 @@ def _read_excerpt(
         raise HotrowError("--tokenizer needs text or a table", fix="add --text or --table")
     if text is None and table is None:
         return None
-    name, values = (None, None) if table is None else files.read_table(table, tensor)
+    name, values = (None, None) if table is None else _read_table(table, tensor)
     title = "" if table is None else f"{name} in {Path(table).name}"
     if tokenizer is None:
         return lesson.user_excerpt(None, values, title=title)
@@ -129,6 +132,12 @@ def _read_excerpt(
             token_texts=reader.token_texts,
             title=title,
         )
+
+
+def _read_table(path: str, tensor: str | None) -> tuple[str, Tensor]:
+    with open_regular(path, "the table") as descriptor:
+        check_not_sparse(descriptor, path)  # the excerpt reads all values of the table
+    return files.read_table(path, tensor)
 
 
 def _read_timings(path: str) -> list[lesson.Timing]:

@@ -99,11 +99,12 @@ class Shards:
         return value[self.local_slice] if len(value) == self.rows else value
 
     def _check_saving_rank(self, mesh: DeviceMesh) -> None:
-        """Raise an error if a file contains the mesh and the rows of another rank."""
+        """Raise an error if a file contains another rank's rows, or the mesh of another run."""
         coordinate, rank = mesh.get_coordinate(), dist.get_rank()
         if coordinate is None or mesh.size() == 1:
             return
-        if (mesh.mesh == rank).nonzero().tolist() != [[*coordinate]]:
+        is_same_rank = (mesh.mesh == rank).nonzero().tolist() == [[*coordinate]]
+        if not (is_same_rank and _has_same_groups(mesh, coordinate)):
             raise HotrowError(
                 f"the state dict of {self.name} has only the rows of the rank that saved "
                 f"it, but rank {rank} needs other rows",
@@ -153,6 +154,24 @@ class Shards:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the distinct ids (R,), each id's position among them, and their rows (R, D)."""
         return fetch([LookUpRequest(table, ids, padding_idx, max_norm, norm_type)])[0]
+
+
+def _has_same_groups(mesh: DeviceMesh, coordinate: Sequence[int]) -> bool:
+    """Return whether the process groups of a mesh still consist of the mesh's ranks.
+
+    A mesh from a file has the names of its groups. In another run, such a group may be missing, or
+    it may have other ranks.
+    """
+    for dim in range(mesh.ndim):
+        place: list[Any] = [*coordinate]
+        place[dim] = slice(None)
+        try:
+            members = dist.get_process_group_ranks(mesh.get_group(dim))
+        except RuntimeError:  # there is no group of this name
+            return False
+        if sorted(members) != sorted(mesh.mesh[tuple(place)].tolist()):
+            return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
