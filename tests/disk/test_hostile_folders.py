@@ -238,6 +238,13 @@ def test_a_sparse_file_is_refused_without_reading_it(folder, name):
         disk.open(folder)
 
 
+def test_a_sparse_rest_is_refused_even_if_the_record_gives_its_length(folder):
+    change_record(folder, rest=[1 << 35, 0])
+    os.truncate(folder / "rest.pt", 1 << 35)
+    with pytest.raises(HotrowError, match=r"rest.pt is a sparse file: only [\d,]+ of its 34,"):
+        disk.open(folder)
+
+
 def test_a_rest_that_changes_after_its_checks_is_not_loaded(folder, monkeypatch):
     buffer = io.BytesIO()
     torch.save([7, 8], buffer)

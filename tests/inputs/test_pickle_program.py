@@ -34,7 +34,7 @@ def repeated(*shape: int) -> torch.Tensor:
     return torch.zeros(1).expand(shape)
 
 
-TEXT, NUMBERS = "a" * 50_000, list(range(10_000))
+TEXT, NUMBERS, SIZE, STATE = "a" * 50_000, list(range(10_000)), (1, 2), {"a": 1}
 INDICES = torch.nn.Parameter(torch.zeros(1, 10_000)), torch.zeros(10_000), torch.Size([1]), False
 MANY = 1_000_001  # one more than a file may have
 PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
@@ -62,14 +62,26 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
         "encodes the same text several times",
     ),
     "set made often": (
-        lambda: [Call(set, NUMBERS) for _ in range(300)],
-        "has more than [0-9,]+ objects",
+        lambda: [Call(set, NUMBERS) for _ in range(2)],
+        "copies an object several times",
+    ),
+    "Size made often": (
+        lambda: [Call(torch.Size, SIZE) for _ in range(2)],
+        "copies an object several times",
+    ),
+    "Counter made often": (
+        lambda: [Call(collections.Counter, STATE) for _ in range(2)],
+        "copies an object several times",
+    ),
+    "state set often": (
+        lambda: [Call(collections.OrderedDict, state=STATE) for _ in range(2)],
+        "copies an object several times",
     ),
     "indices checked often": (
         lambda: [
             Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, INDICES) for _ in range(300)
         ],
-        "has more than [0-9,]+ objects",
+        "its sparse tensors store more than [0-9,]+ numbers",
     ),
     "indices in lists": (
         lambda: Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, ([[0]], *INDICES[1:])),
@@ -125,6 +137,34 @@ def test_a_program_that_torch_save_would_not_write_is_refused(
         loaded(contents)
 
 
+# b"]q\0" creates a list and stores it as object 0, b"h\0" takes object 0, and b"a" appends.
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (b"]q\0\x85h\0K\1a0.", "changes an object that another object contains"),
+        (b"]q\0h\0a.", "changes an object that another object contains"),
+        (b"]q\0]q\1h\0ah\0h\1a0.", "changes an object that another object contains"),
+        (b"})" + b"\x85" * 151 + b"K\1s.", "nested more than 150 levels deep"),
+        (b"]" * 152 + b"a" * 151 + b".", "nested more than 150 levels deep"),
+        (
+            b")q\0" + b"".join(b"h%ch%c\x86q%c" % (k, k, k + 1) for k in range(40)) + b".",
+            "has more than [0-9,]+ objects",
+        ),
+    ],
+)
+def test_a_program_that_would_nest_objects_without_limit_is_refused(
+    program: bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(file)
+    for name, record in {"data.pkl": b"\x80\2" + program, "byteorder": b"little"}.items():
+        writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the program runs"))
+    with pytest.raises(HotrowError, match=why):
+        load_checkpoint(file, "x.pt")
+
+
 def test_repeated_indices_of_a_sparse_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch reads all indices of a sparse tensor to check them."""
     indices = torch.zeros(1, 1, dtype=torch.int64).expand(1, MANY)
@@ -147,6 +187,8 @@ def test_repeated_indices_of_a_sparse_tensor_are_refused(monkeypatch: pytest.Mon
         {k / 2: 2**70 + k for k in range(40_000)} | {2**61 + k: k for k in range(40_000)},
         {str(k).encode(): -k for k in range(1, 40_000)},
         torch.nn.BatchNorm1d(3).state_dict(),
+        torch.sparse_coo_tensor([[5], [7]], [1.0], (2000, 1000), check_invariants=True),
+        [bytes([97]), bytes([97, 98]), bytes([97])],
     ],
     ids=lambda contents: type(contents[0] if isinstance(contents, list) else contents).__name__,
 )

@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import pickle
+import random
 import re
 import struct
 import tracemalloc
@@ -254,7 +255,7 @@ def rewrite(path, change_header=None, change_data=None):
 def set_option(name, value):
     def change(header):
         options = json.loads(header["__metadata__"]["hotrow.vocabulary"])
-        options[name] = value
+        options |= {"checksum": None, name: value}  # no checksum, so other checks find the change
         header["__metadata__"]["hotrow.vocabulary"] = json.dumps(options)
 
     return change
@@ -298,6 +299,40 @@ def test_a_damaged_file_changes_nothing(key_type, damage, message, tmp_path):
     with pytest.raises(HotrowError, match=re.escape(message)):
         Vocabulary.load(path, other)
     assert other.num_embeddings == 1
+
+
+@pytest.mark.parametrize("key_type", [str, int])
+def test_no_flipped_bit_changes_what_is_loaded(key_type, tmp_path):
+    words, _, _ = trained(key_type)
+    path = tmp_path / "words.safetensors"
+    words.save(path)
+    data, error_count = path.read_bytes(), 0
+    for place in random.Random(0).sample(range(8 * len(data)), 200):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            loaded = Vocabulary.load(path, table_layer(1))
+        except HotrowError:
+            error_count += 1
+        else:
+            assert_same_state(loaded, words)
+    assert error_count > 190
+
+
+def test_a_file_without_a_checksum_is_loaded(tmp_path):
+    words, _, _ = trained(int)
+    path = tmp_path / "words.safetensors"
+    words.save(path)
+    rewrite(path, set_option("checksum", None))
+    assert_same_state(Vocabulary.load(path, table_layer(1)), words)
+
+
+def assert_same_state(found, expected):
+    assert found.keys() == expected.keys()
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
+        assert np.array_equal(found.state_dict()[name], value)
 
 
 def add_hole(path, name, dtype, shape):
@@ -386,10 +421,7 @@ def test_a_state_dict_continues_the_run(key_type):
     for each in (words, loaded):
         each.admit(KEYS[key_type]([9, 4, 4, 2, 2]))  # key 9 has been seen once before
         each.evict(4)
-    assert loaded.keys() == words.keys()
-    assert loaded.state_dict().keys() == words.state_dict().keys()
-    for name, value in words.state_dict().items():
-        assert np.array_equal(loaded.state_dict()[name], value)
+    assert_same_state(loaded, words)
 
 
 def test_a_state_dict_does_not_change_with_the_vocabulary():

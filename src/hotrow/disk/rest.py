@@ -12,9 +12,10 @@ import torch
 from hotrow.disk.folder import Folder, damaged_file
 from hotrow.errors import HotrowError
 from hotrow.inputs.checkpoint import load_checkpoint
+from hotrow.inputs.sparse_file import check_not_sparse
 
 REST_FILE = "rest.pt"
-MAX_REST_BYTES = 1 << 35  # without a limit, reading a sparse rest.pt could take days
+MAX_REST_BYTES = 1 << 35  # reading more could fill the memory
 
 
 def serialize_rest(rest: Any) -> bytes:
@@ -55,9 +56,10 @@ def read_rest(folder: Folder, expected: tuple[int, int]) -> Any:
     path = folder.path / REST_FILE
     try:
         with folder.open(REST_FILE, "rb") as file:
-            # Compare the length first, because reading a huge sparse file could take days.
-            has_length = os.fstat(file.fileno()).st_size == expected[0]
-            data = file.read(expected[0]) if has_length else b""
+            data = b""
+            if os.fstat(file.fileno()).st_size == expected[0]:
+                check_not_sparse(file.fileno(), path)
+                data = file.read(expected[0])
     except FileNotFoundError:
         raise damaged_file(path, "it is missing") from None
     if describe_rest(data) != expected:

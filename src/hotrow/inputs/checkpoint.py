@@ -2,15 +2,14 @@
 
 `torch.load(weights_only=True)` executes no code. But a small file can still make it run forever,
 fill the memory, or create a sparse tensor whose indices point outside of its memory. So hotrow
-checks the archive, then the pickle program before it runs, and the objects before they are used.
+checks the archive and the pickle program before it runs.
 """
 
 from __future__ import annotations
 
 import io
-import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,12 +20,7 @@ from torch.serialization import default_restore_location
 
 from hotrow.errors import HotrowError
 from hotrow.inputs.archive import check_archive
-from hotrow.inputs.pickle_program import (
-    MAX_DEPTH,
-    MAX_OBJECTS,
-    check_program,
-    repeated_elements,
-)
+from hotrow.inputs.pickle_program import check_program
 from hotrow.inputs.regular_file import reader_errors
 from hotrow.inputs.text import escape_unprintable
 
@@ -60,7 +54,7 @@ def load_checkpoint(
         # Otherwise, a sparse tensor could have indices outside of its memory.
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
             try:
-                contents = torch.load(
+                return torch.load(
                     mapped_path or file,
                     map_location=_saved_device if device is None else device,
                     weights_only=True,
@@ -70,8 +64,6 @@ def load_checkpoint(
                 # After an error, the next load would check the sparse tensors of this file, which
                 # another program may have truncated since.
                 torch._utils._sparse_tensors_to_validate.clear()
-        _check_contents(contents, name, size)
-        return contents
 
 
 def _saved_device(storage: Any, location: str) -> Any:
@@ -104,31 +96,3 @@ def _read_program(file: IO[bytes]) -> bytes:
     """
     file.seek(0)
     return torch._C.PyTorchFileReader(file).get_record("data.pkl")
-
-
-def _check_contents(contents: Any, name: str | Path, size: int) -> None:
-    """Raise `HotrowError` if a few bytes represent a huge tensor or a huge number of objects.
-
-    A tensor can repeat its elements, and a list can contain another list many times.
-    """
-    objects, most = [(contents, 0)], max(MAX_OBJECTS, size)
-    for count in itertools.count(1):
-        if not objects:
-            return
-        each, depth = objects.pop()
-        parts: Iterable[Any] = ()
-        if isinstance(each, torch.Tensor):
-            stored = size if each.layout == torch.strided and not each.is_meta else 0
-            if each.numel() > max(stored, MAX_OBJECTS):
-                raise repeated_elements(name, each.numel())
-        elif isinstance(each, dict):
-            parts = itertools.chain(each.keys(), each.values())
-        elif isinstance(each, list | tuple | set | frozenset):
-            parts = each
-        objects += ((part, depth + 1) for part in parts)
-        if count + len(objects) > most or depth > MAX_DEPTH:
-            raise HotrowError(
-                f"{name} has more than {most:,} objects, or objects nested more than {MAX_DEPTH} "
-                "levels deep",
-                fix="save fewer, larger tensors",
-            )

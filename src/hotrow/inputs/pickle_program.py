@@ -4,6 +4,9 @@
 arguments. For example, a few bytes are enough for a tensor of 2e9 elements that share their memory,
 and for a call of `set` that iterates over it. So this module simulates the program: it tracks the
 kinds and sizes of the objects, but creates none of them.
+
+`torch.save` writes the contents of an object before the objects that contain it. So the simulation
+knows the final size of each object when another object takes it, and refuses later changes.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from typing import Any
 
 from hotrow.errors import HotrowError
 
-MAX_OBJECTS = 1_000_000
-MAX_DEPTH = 50
+_MIN_ELEMENTS = 1_000_000  # the number of elements that tensors may have in a file of any size
+_MAX_DEPTH = 150
 # The pickle program of an ordinary file takes a few bytes per object, and the simulation counts
 # each object once for every level at which it is nested.
-_OBJECTS_PER_BYTE = MAX_DEPTH
+_MIN_OBJECTS, _OBJECTS_PER_BYTE = 1_000_000, 50
 _MAX_DIMENSIONS = 64  # torch allows no more
 
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
@@ -32,6 +35,8 @@ _VALUES = re.compile(
     r"torch\.[A-Za-z0-9]+Storage|torch\.storage\.(Untyped|Typed)Storage|"
     r"torch\.(b?float|complex|u?int)\d\w*|torch\.bool"
 )
+# These functions copy their argument. `torch.save` writes an argument for each call.
+_COPYING = "torch.Size", "collections.Counter", "builtins.set"
 # The functions that a program may call, and the kinds of the arguments that `torch.save` writes.
 _FUNCTIONS = {
     "torch._utils._rebuild_tensor_v2": "other constant tuple tuple constant dict( dict)?",
@@ -58,12 +63,16 @@ class _Object:
         kind: "constant" for None and numbers, "text", "list", "dict", "tuple", "tensor" for a
             dense tensor, "name" for a class or function, or "other".
         count: the number of objects in it and itself, counted once for each path to them.
+        depth: the number of levels of objects in it.
+        uses: how many times other objects contain it.
         value: the value of a constant, text or name, or the number of elements of a dense tensor.
         parts: the items of a tuple.
     """
 
     kind: str
     count: int = 1
+    depth: int = 0
+    uses: int = 0
     value: Any = None
     parts: tuple[_Object, ...] = ()
 
@@ -85,25 +94,24 @@ def check_program(program: bytes, size: int, name: str | Path) -> None:
         ValueError: the program is damaged, creates too many objects, or contains an operation or a
             call that `torch.save` does not write.
     """
-    _Simulation(size, name).run(program)
+    _Simulation(program, size, name).run()
 
 
 class _Simulation:
     """A pickle program while it is simulated; see `check_program`."""
 
-    def __init__(self, size: int, name: str | Path) -> None:
-        self._name = name
-        self._most_elements = max(size, MAX_OBJECTS)
-        self._most_objects = MAX_OBJECTS + _OBJECTS_PER_BYTE * size
-        self._object_count = self._encoded_length = 0
-        self._most_encoded = size
+    def __init__(self, program: bytes, size: int, name: str | Path) -> None:
+        self._program, self._name = program, name
+        self._most_elements = max(size, _MIN_ELEMENTS)
+        self._most_objects = _MIN_OBJECTS + _OBJECTS_PER_BYTE * len(program)
+        self._object_count = self._encoded_length = self._checked_elements = 0
         self._stack: list[_Object] = []
         self._marks: list[int] = []
         self._memo: dict[int, _Object] = {}
 
-    def run(self, program: bytes) -> None:
-        """Simulate a program."""
-        for opcode, argument, _ in pickletools.genops(program):
+    def run(self) -> None:
+        """Simulate the program."""
+        for opcode, argument, _ in pickletools.genops(self._program):
             try:
                 self._run_operation(opcode.name, argument)
             except IndexError:
@@ -148,6 +156,7 @@ class _Simulation:
             if (target.kind, state.kind) != ("dict", "dict"):  # an OrderedDict with `_metadata`
                 raise ValueError("it sets the state of an object")
             self._add(target, [state])
+            _check_copied_once(state)
         elif name == "BINPERSID":
             self._create("other", [stack.pop()])
         elif name not in ("PROTO", "STOP"):
@@ -165,16 +174,22 @@ class _Simulation:
         self._create("tuple", items).parts = tuple(items)
 
     def _create(self, kind: str, contents: Iterable[_Object] = (), **attributes: Any) -> _Object:
-        created = _Object(kind, 1, **attributes)
+        created = _Object(kind, **attributes)
         self._stack.append(created)
         self._object_count += 1
         self._add(created, contents)
         return created
 
     def _add(self, target: _Object, items: Iterable[_Object]) -> None:
-        count = sum(item.count for item in items)
-        target.count += count
-        self._object_count += count
+        for item in items:
+            item.uses += 1
+            target.count += item.count
+            target.depth = max(target.depth, item.depth + 1)
+            self._object_count += item.count
+        if target.uses:
+            raise ValueError("it changes an object that another object contains")
+        if target.depth > _MAX_DEPTH:
+            raise ValueError(f"its objects are nested more than {_MAX_DEPTH} levels deep")
 
     def _call(self, function: _Object, arguments: _Object) -> None:
         name, parts = function.value, arguments.parts
@@ -185,7 +200,9 @@ class _Simulation:
         if not re.fullmatch(_FUNCTIONS[name], kinds) or not is_latin1:
             raise ValueError(f"it calls {name} with arguments that torch.save does not write")
         result = self._create("dict" if name.startswith("collections.") else "other", [arguments])
-        if name.startswith("torch._utils._rebuild_tensor_v"):
+        if name in _COPYING:
+            _check_copied_once(arguments, *parts)
+        elif name.startswith("torch._utils._rebuild_tensor_v"):
             result.kind, result.value = "tensor", self._count_elements(parts[2])
         elif name == "torch._utils._rebuild_parameter":
             result.kind, result.value = parts[0].kind, parts[0].value
@@ -194,10 +211,14 @@ class _Simulation:
             if not re.fullmatch(_SPARSE_CONTENTS, " ".join(part.kind for part in contents)):
                 raise ValueError("it has a sparse tensor that is not made of tensors")
             # torch checks all indices.
-            self._object_count += sum(part.value for part in contents if part.kind == "tensor")
-        elif name == "_codecs.encode":  # copies the text
+            self._checked_elements += sum(part.value for part in contents if part.kind == "tensor")
+            if self._checked_elements > self._most_elements:
+                raise ValueError(
+                    f"its sparse tensors store more than {self._most_elements:,} numbers"
+                )
+        elif name == "_codecs.encode":
             self._encoded_length += len(parts[0].value)
-            if self._encoded_length > self._most_encoded:
+            if self._encoded_length > len(self._program):
                 raise ValueError("it encodes the same text several times")
 
     def _count_elements(self, size: _Object) -> int:
@@ -212,6 +233,15 @@ class _Simulation:
         if math.prod(sizes) > self._most_elements:
             raise repeated_elements(self._name, math.prod(sizes))
         return math.prod(sizes)
+
+
+def _check_copied_once(*copied: _Object) -> None:
+    """Raise an error if an object that is copied could be copied again.
+
+    Otherwise, a few bytes would be enough for each copy of a large object.
+    """
+    if any(each.uses > 1 for each in copied):
+        raise ValueError("it copies an object several times")
 
 
 def _allowed_name(argument: str) -> str:

@@ -1,12 +1,14 @@
 """Save the keys of a vocabulary in a safetensors file, and read and validate such a file.
 
 Strings are stored as two arrays: their concatenated UTF-8 bytes, and the position at which each
-string ends. The options are JSON in the file's metadata.
+string ends. The options are JSON in the file's metadata, with a checksum of them and of the arrays.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +30,15 @@ from hotrow.vocabulary.key_state import (
 
 METADATA_KEY = "hotrow.vocabulary"
 _COUNTS = "seen", "pending_counts"
+_CHECKSUM = "checksum"  # files of hotrow 0.2 and older have none
 
 
 def write_keys(path: str | Path, arrays: dict[str, Any], options: dict[str, Any]) -> None:
     """Write the arrays (or lists of strings) and the options to a file."""
     from safetensors.numpy import save  # deferred to keep `import hotrow.vocabulary` fast
 
-    tensors: dict[str, NDArray[Any]] = {}
-    for name, value in arrays.items():
-        if isinstance(value, list):
-            encoded = [key.encode("utf-8", "surrogatepass") for key in value]
-            tensors[f"{name}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
-            tensors[f"{name}.ends"] = np.cumsum([len(key) for key in encoded], dtype=np.int64)
-        else:
-            tensors[name] = np.ascontiguousarray(value)
-    text = json.dumps({"version": VERSION, **options})
+    tensors, options = _encode(arrays), {"version": VERSION, **options}
+    text = json.dumps({**options, _CHECKSUM: _checksum(tensors, options)})
     write_bytes(path, save(tensors, metadata={METADATA_KEY: text}))
 
 
@@ -75,7 +71,32 @@ def read_keys(path: str | Path) -> Contents:
             arrays = {name: read(file, name) for name in KEYS}
             arrays |= {name: file.get_tensor(name) for name in _COUNTS}
             check_arrays(arrays, options)
+            expected = options.pop(_CHECKSUM, None)
+            if expected is not None and expected != _checksum(_encode(arrays), options):
+                raise ValueError("its checksum is wrong")
     return arrays, options
+
+
+def _encode(arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return arrays, with two arrays for each list of strings."""
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, value in arrays.items():
+        if isinstance(value, list):
+            encoded = [key.encode("utf-8", "surrogatepass") for key in value]
+            tensors[f"{name}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
+            tensors[f"{name}.ends"] = np.cumsum([len(key) for key in encoded], dtype=np.int64)
+        else:
+            tensors[name] = np.ascontiguousarray(value)
+    return tensors
+
+
+def _checksum(tensors: Mapping[str, NDArray[Any]], options: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of the arrays and the options."""
+    shapes = {name: array.shape for name, array in tensors.items()}
+    result = zlib.crc32(json.dumps([shapes, options], sort_keys=True).encode())
+    for name in sorted(tensors):
+        result = zlib.crc32(tensors[name].data, result)
+    return result
 
 
 def _shape(file: Any, name: str) -> tuple[int, ...]:
