@@ -215,6 +215,14 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return run
 
 
+def test_the_folder_is_searched_only_for_modules_in_it(run: Run, folder: Path) -> None:
+    (folder / "torch").mkdir()  # Python prefers the installed package to a folder without modules
+    assert run("torch.nn:Identity --inputs pair.pt").code == 2  # it takes one argument
+    assert str(folder) not in sys.path
+    assert run("@build --inputs @states").code == 0
+    assert sys.path[0] == str(folder)
+
+
 # --- results ----------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import _codecs
 import collections
 import io
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,7 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: [
             Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, INDICES) for _ in range(300)
         ],
-        "its sparse tensors store more than [0-9,]+ numbers",
+        "its tensors share their elements too often",
     ),
     "indices in lists": (
         lambda: Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, ([[0]], *INDICES[1:])),
@@ -98,6 +99,10 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
             collections.OrderedDict(),
         ),
         "size is not a tuple of a few integers",
+    ),
+    "many views": (
+        lambda: [repeated(MANY - 1 - k) for k in range(5)],
+        "its tensors share their elements too often",
     ),
     "storage": (lambda: Call(torch.FloatStorage, 10), "calls torch.FloatStorage"),
     "state of a tensor": (
@@ -155,14 +160,48 @@ def test_a_program_that_torch_save_would_not_write_is_refused(
 def test_a_program_that_would_nest_objects_without_limit_is_refused(
     program: bytes, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = io.BytesIO()
-    writer = torch._C.PyTorchFileWriter(file)
-    for name, record in {"data.pkl": b"\x80\2" + program, "byteorder": b"little"}.items():
-        writer.write_record(name, record, len(record))
-    writer.write_end_of_file()
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the program runs"))
     with pytest.raises(HotrowError, match=why):
+        load_checkpoint(file_with(b"\x80\2" + program), "x.pt")
+
+
+def file_with(program: bytes) -> io.BytesIO:
+    """Return a file with this program, and with a storage of 12 bytes."""
+    file = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(file)
+    for name, record in {"data.pkl": program, "byteorder": b"little", "data/0": bytes(12)}.items():
+        writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+    return file
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "count", "why"),
+    [
+        (b"torch\nFloatStorage", text("0"), 3, None),
+        (b"torch.storage\nUntypedStorage", text("0"), 12, None),
+        (b"torch\nFloatStorage", text("0"), 4, "no storage of 16 bytes with the key '0'"),
+        (b"torch\nDoubleStorage", text("0"), 3, "no storage of 24 bytes with the key '0'"),
+        (b"torch\nFloatStorage", text("0\0"), 3, r"no storage of 12 bytes with the key '0\\x00'"),
+        (b"torch\nFloatStorage", text("1"), 3, "no storage of 12 bytes with the key '1'"),
+        (b"torch\nFloatStorage", b"K\0", 3, "a storage that torch.save does not write"),
+        (b"torch\nfloat32", text("0"), 3, "is not recognized"),
+    ],
+)
+def test_a_storage_must_have_a_record_of_its_size(
+    kind: bytes, key: bytes, count: int, why: str | None
+) -> None:
+    id = b"(" + text("storage") + b"c" + kind + b"\n" + key + text("cpu") + b"K%ct" % count
+    file = file_with(b"\x80\2" + id + b"Q.")
+    if why is None:
         load_checkpoint(file, "x.pt")
+    else:
+        with pytest.raises(HotrowError, match=why):
+            load_checkpoint(file, "x.pt")
 
 
 def test_repeated_indices_of_a_sparse_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

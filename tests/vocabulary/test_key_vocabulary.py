@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 import struct
+import threading
 import tracemalloc
 
 import numpy as np
@@ -18,6 +19,7 @@ import hotrow
 from hotrow import HotrowError, vocabulary
 from hotrow.table.parameter import Table
 from hotrow.vocabulary import Vocabulary
+from hotrow.vocabulary.keys import TextKeys
 from tests.support.tolerance import assert_same_bits
 from tests.support.vocabularies import COLUMNS, DenseRun, TableRun, assert_no_worse
 
@@ -325,6 +327,22 @@ def test_a_file_without_a_checksum_is_loaded(tmp_path):
     path = tmp_path / "words.safetensors"
     words.save(path)
     rewrite(path, set_option("checksum", None))
+    assert_same_state(Vocabulary.load(path, table_layer(1)), words)
+
+
+def test_a_save_in_another_thread_waits_for_new_keys(tmp_path, monkeypatch):
+    words, _, _ = trained(str)
+    path, append = tmp_path / "words.safetensors", TextKeys.append
+    thread = threading.Thread(target=words.save, args=[path])
+
+    def append_and_save(keys, new):
+        append(keys, new)
+        thread.start()
+        thread.join(0.2)
+
+    monkeypatch.setattr(TextKeys, "append", append_and_save)
+    words.admit(["a", "b", "a", "b"])
+    thread.join()
     assert_same_state(Vocabulary.load(path, table_layer(1)), words)
 
 

@@ -25,11 +25,14 @@ _LOCATOR = struct.Struct("<4sLQL")  # before the end of a zip64 archive
 _LONG_END = struct.Struct("<4sQ2H2L4Q")  # before the locator
 
 
-def check_archive(file: IO[bytes]) -> None:
-    """Raise `ValueError` or `zipfile.BadZipFile` unless `torch.save` could have written the file.
+def check_archive(file: IO[bytes]) -> dict[str, int]:
+    """Check a file, and return the size of each storage, in bytes.
 
     A compressed file, or a file that contains the same bytes under several names, could fill the
     memory. torch doesn't write such files.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: `torch.save` could not have written the file.
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
@@ -49,6 +52,12 @@ def check_archive(file: IO[bytes]) -> None:
             raise ValueError(f"it has an entry that torch does not write: {name!r:.60}")
     if len(set(names)) < len(names):
         raise ValueError("it has two entries of the same name")
+    storages = f"{folder}/data/"
+    return {
+        name.removeprefix(storages): entry.file_size
+        for name, entry in zip(names, entries, strict=True)
+        if name.startswith(storages)
+    }
 
 
 def _check_end(file: IO[bytes], size: int) -> None:

@@ -48,8 +48,8 @@ def load_checkpoint(
     fix = "is the file complete? Write it with torch.save"
     with reader_errors(f"{name} cannot be read as a .pt file", fix), _unpickling_errors(name):
         size = file.seek(0, io.SEEK_END)
-        check_archive(file)
-        check_program(_read_program(file), size, name)
+        storages = check_archive(file)
+        check_program(_read_program(file), storages, size, name)
         file.seek(0)
         # Otherwise, a sparse tensor could have indices outside of its memory.
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]

@@ -11,6 +11,8 @@ import importlib
 import inspect
 import os
 import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,7 +94,7 @@ def load_inputs(name: str, seed: int = 0) -> Any:
 
 
 def _import_attribute(name: str, seed: int) -> Any:
-    """Import module:attribute; like `python -m`, also search the current directory."""
+    """Import module:attribute; like `python -m`, search the current directory first."""
     path, _, attribute = name.partition(":")
     if not (_is_dotted_name(path) and _is_dotted_name(attribute)) or path.endswith(".py"):
         python = path.removesuffix(".py").removeprefix("./").replace("/", ".")
@@ -102,7 +104,8 @@ def _import_attribute(name: str, seed: int) -> Any:
             fix=f"write it as {python}:{attribute}" if good else _NAME_FIX,
         )
     directory = os.getcwd()
-    if directory not in sys.path and "" not in sys.path:
+    is_on_path = directory in sys.path or "" in sys.path
+    if not is_on_path and _is_in_folder(path.partition(".")[0], directory):
         sys.path.insert(0, directory)
     importlib.invalidate_caches()
     torch.manual_seed(seed)
@@ -131,6 +134,17 @@ def _import_attribute(name: str, seed: int) -> Any:
                 raise _missing_attribute(name, found, part) from None
             raise _failure(f"{name} cannot be read", error) from error
     return found
+
+
+def _is_in_folder(module: str, directory: str) -> bool:
+    """Return whether the import of a top-level module would find it in a directory.
+
+    Otherwise, the directory must not be searched: files in it, which can be from a stranger, could
+    replace the libraries that torch imports later.
+    """
+    found = PathFinder.find_spec(module, [directory])
+    is_plain_folder = found is not None and found.origin is None
+    return found is not None and not (is_plain_folder and find_spec(module))
 
 
 def _is_dotted_name(text: str) -> bool:

@@ -14,18 +14,20 @@ from __future__ import annotations
 import math
 import pickletools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from torch.serialization import StorageType
+
 from hotrow.errors import HotrowError
 
-_MIN_ELEMENTS = 1_000_000  # the number of elements that tensors may have in a file of any size
+_MIN_ELEMENTS = 1_000_000  # the number of elements that a tensor may have in a file of any size
+_MOST_SHARED = 4  # all tensors together may have this many times as many elements
 _MAX_DEPTH = 150
-# The pickle program of an ordinary file takes a few bytes per object, and the simulation counts
-# each object once for every level at which it is nested.
+# The pickle program of an ordinary file takes a few bytes per object. But objects can be shared.
 _MIN_OBJECTS, _OBJECTS_PER_BYTE = 1_000_000, 50
 _MAX_DIMENSIONS = 64  # torch allows no more
 
@@ -39,8 +41,8 @@ _VALUES = re.compile(
 _COPYING = "torch.Size", "collections.Counter", "builtins.set"
 # The functions that a program may call, and the kinds of the arguments that `torch.save` writes.
 _FUNCTIONS = {
-    "torch._utils._rebuild_tensor_v2": "other constant tuple tuple constant dict( dict)?",
-    "torch._utils._rebuild_tensor_v3": "other constant tuple tuple constant dict name( dict)?",
+    "torch._utils._rebuild_tensor_v2": "storage constant tuple tuple constant dict( dict)?",
+    "torch._utils._rebuild_tensor_v3": "storage constant tuple tuple constant dict name( dict)?",
     "torch._utils._rebuild_parameter": "(tensor|other) constant dict",
     "torch._utils._rebuild_sparse_tensor": "other tuple",
     "torch.serialization._get_layout": "text",
@@ -60,8 +62,8 @@ class _Object:
     """A simulated object.
 
     Attributes:
-        kind: "constant" for None and numbers, "text", "list", "dict", "tuple", "tensor" for a
-            dense tensor, "name" for a class or function, or "other".
+        kind: "constant" for None and numbers, "text", "list", "dict", "tuple", "storage", "tensor"
+            for a dense tensor, "name" for a class or function, or "other".
         count: the number of objects in it and itself, counted once for each path to them.
         depth: the number of levels of objects in it.
         uses: how many times other objects contain it.
@@ -77,7 +79,7 @@ class _Object:
     parts: tuple[_Object, ...] = ()
 
 
-def check_program(program: bytes, size: int, name: str | Path) -> None:
+def check_program(program: bytes, storages: Mapping[str, int], size: int, name: str | Path) -> None:
     """Raise an error if the program would take too long, or create a forbidden object.
 
     A program can use the same object many times. For example, 50 pairs, each of which contains the
@@ -85,6 +87,7 @@ def check_program(program: bytes, size: int, name: str | Path) -> None:
 
     Args:
         program: the pickle program.
+        storages: the size of each storage in the file, in bytes.
         size: the size of the file in bytes.
         name: the name of the file, for error messages.
 
@@ -94,17 +97,19 @@ def check_program(program: bytes, size: int, name: str | Path) -> None:
         ValueError: the program is damaged, creates too many objects, or contains an operation or a
             call that `torch.save` does not write.
     """
-    _Simulation(program, size, name).run()
+    _Simulation(program, storages, size, name).run()
 
 
 class _Simulation:
     """A pickle program while it is simulated; see `check_program`."""
 
-    def __init__(self, program: bytes, size: int, name: str | Path) -> None:
-        self._program, self._name = program, name
+    def __init__(
+        self, program: bytes, storages: Mapping[str, int], size: int, name: str | Path
+    ) -> None:
+        self._program, self._storages, self._name = program, storages, name
         self._most_elements = max(size, _MIN_ELEMENTS)
         self._most_objects = _MIN_OBJECTS + _OBJECTS_PER_BYTE * len(program)
-        self._object_count = self._encoded_length = self._checked_elements = 0
+        self._object_count = self._element_count = self._encoded_length = 0
         self._stack: list[_Object] = []
         self._marks: list[int] = []
         self._memo: dict[int, _Object] = {}
@@ -146,6 +151,7 @@ class _Simulation:
         elif name in ("SETITEM", "SETITEMS"):
             items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else self._pop_to_mark()
             self._add(stack[-1], items)
+            self._count(sum(key.count for key in items[::2]))  # computing a hash takes as long
         elif name == "GLOBAL":
             self._create("name", value=_allowed_name(argument))
         elif name == "REDUCE":
@@ -158,9 +164,15 @@ class _Simulation:
             self._add(target, [state])
             _check_copied_once(state)
         elif name == "BINPERSID":
-            self._create("other", [stack.pop()])
-        elif name not in ("PROTO", "STOP"):
+            self._check_storage(stack[-1])
+            self._create("storage", [stack.pop()])
+        elif name == "STOP":
+            self._count(stack[-1].count)
+        elif name != "PROTO":
             raise ValueError(f"it contains the operation {name}")
+
+    def _count(self, objects: int) -> None:
+        self._object_count += objects
         if self._object_count > self._most_objects:
             raise ValueError(f"it has more than {self._most_objects:,} objects")
 
@@ -176,7 +188,6 @@ class _Simulation:
     def _create(self, kind: str, contents: Iterable[_Object] = (), **attributes: Any) -> _Object:
         created = _Object(kind, **attributes)
         self._stack.append(created)
-        self._object_count += 1
         self._add(created, contents)
         return created
 
@@ -185,7 +196,6 @@ class _Simulation:
             item.uses += 1
             target.count += item.count
             target.depth = max(target.depth, item.depth + 1)
-            self._object_count += item.count
         if target.uses:
             raise ValueError("it changes an object that another object contains")
         if target.depth > _MAX_DEPTH:
@@ -202,6 +212,7 @@ class _Simulation:
         result = self._create("dict" if name.startswith("collections.") else "other", [arguments])
         if name in _COPYING:
             _check_copied_once(arguments, *parts)
+            self._count(result.count)
         elif name.startswith("torch._utils._rebuild_tensor_v"):
             result.kind, result.value = "tensor", self._count_elements(parts[2])
         elif name == "torch._utils._rebuild_parameter":
@@ -211,15 +222,24 @@ class _Simulation:
             if not re.fullmatch(_SPARSE_CONTENTS, " ".join(part.kind for part in contents)):
                 raise ValueError("it has a sparse tensor that is not made of tensors")
             # torch checks all indices.
-            self._checked_elements += sum(part.value for part in contents if part.kind == "tensor")
-            if self._checked_elements > self._most_elements:
-                raise ValueError(
-                    f"its sparse tensors store more than {self._most_elements:,} numbers"
-                )
+            self._add_elements(sum(part.value for part in contents if part.kind == "tensor"))
         elif name == "_codecs.encode":
             self._encoded_length += len(parts[0].value)
             if self._encoded_length > len(self._program):
                 raise ValueError("it encodes the same text several times")
+
+    def _check_storage(self, id: _Object) -> None:
+        """Check that a storage has a record of its size, which no other storage has."""
+        if " ".join(part.kind for part in id.parts) != "text name text text constant":
+            raise ValueError("it has a storage that torch.save does not write")
+        _, path, key, _, count = (part.value for part in id.parts)
+        kind = path.rpartition(".")[-1]
+        is_typed = kind != "UntypedStorage"
+        item_size = StorageType(kind).dtype.itemsize if is_typed else 1  # type: ignore[no-untyped-call]
+        if self._storages.get(key) != count * item_size:
+            raise ValueError(
+                f"it has no storage of {count * item_size:,} bytes with the key {key!r}"
+            )
 
     def _count_elements(self, size: _Object) -> int:
         """Return the number of elements of a tensor.
@@ -230,9 +250,19 @@ class _Simulation:
         sizes = [part.value for part in size.parts]
         if len(sizes) > _MAX_DIMENSIONS or not all(isinstance(each, int) for each in sizes):
             raise ValueError("it has a tensor whose size is not a tuple of a few integers")
-        if math.prod(sizes) > self._most_elements:
-            raise repeated_elements(self._name, math.prod(sizes))
-        return math.prod(sizes)
+        count: int = math.prod(sizes)
+        if count > self._most_elements:
+            raise HotrowError(
+                f"{self._name} has a tensor of {count:,} elements, but stores fewer",
+                fix="save the tensor with tensor.contiguous()",
+            )
+        self._add_elements(count)
+        return count
+
+    def _add_elements(self, count: int) -> None:
+        self._element_count += count
+        if self._element_count > _MOST_SHARED * self._most_elements:
+            raise ValueError("its tensors share their elements too often")
 
 
 def _check_copied_once(*copied: _Object) -> None:
@@ -251,11 +281,3 @@ def _allowed_name(argument: str) -> str:
     if not (path in _FUNCTIONS or _VALUES.fullmatch(path)):
         raise UnpicklingError(f"GLOBAL {path}")
     return path
-
-
-def repeated_elements(name: str | Path, count: int) -> HotrowError:
-    """Return the error for a tensor of `count` elements, of which the file stores fewer."""
-    return HotrowError(
-        f"{name} has a tensor of {count:,} elements, but stores fewer",
-        fix="save the tensor with tensor.contiguous()",
-    )

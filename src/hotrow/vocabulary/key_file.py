@@ -114,7 +114,9 @@ def _read_text(file: Any, name: str) -> list[str]:
     """Read strings."""
     ends = _read_integers(file, f"{name}.ends")
     starts = np.concatenate([np.zeros(1, np.int64), ends])
-    is_valid = _shape(file, f"{name}.bytes") == (int(starts[-1]),) and (np.diff(starts) >= 0).all()
+    is_valid = (
+        _shape(file, f"{name}.bytes") == (int(starts[-1]),) and (starts[1:] >= starts[:-1]).all()
+    )
     raw = file.get_tensor(f"{name}.bytes") if is_valid else None
     if raw is None or raw.dtype != np.uint8:
         raise ValueError(f"the string positions of {name} are invalid")

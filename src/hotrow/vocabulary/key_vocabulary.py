@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_count
-from hotrow.optim.interrupts import PostponedSignals
+from hotrow.optim.exclusive_access import ExclusiveAccess
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import (
     Init,
@@ -215,7 +215,7 @@ class Vocabulary:
         """
         with self._failing_on_all_ranks():
             values = self._as_keys(keys)
-        with PostponedSignals():
+        with ExclusiveAccess():
             rows = self._keys.find(values)
             positions = np.flatnonzero(rows < 0)
             if len(positions):
@@ -245,7 +245,7 @@ class Vocabulary:
             HotrowError: before anything changes, if an argument is invalid, more than `rows` rows
                 must stay, or other code has changed the number of rows.
         """
-        with PostponedSignals():
+        with ExclusiveAccess():
             old_count = len(self)
             with self._failing_on_all_ranks():
                 kept = self._kept_rows(rows, by)
@@ -292,8 +292,8 @@ class Vocabulary:
     def save(self, path: str | Path) -> None:
         """Write the keys, their counts and the options to a safetensors file.
 
-        If writing fails, an existing file remains unchanged. Save the model and the optimizer with
-        `state_dict()` as usual.
+        If writing fails, an existing file remains unchanged. Calls of `admit` and `evict` in other
+        threads wait. Save the model and the optimizer with `state_dict()` as usual.
 
         Raises:
             HotrowError: the file can't be written.
@@ -314,7 +314,7 @@ class Vocabulary:
         return to_state(*self._contents())
 
     def _contents(self) -> Contents:
-        with PostponedSignals():
+        with ExclusiveAccess():
             arrays = {
                 "keys": self._as_keys(self.keys()),
                 "pending_keys": self._as_keys(list(self._pending)),
