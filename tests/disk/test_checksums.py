@@ -400,16 +400,23 @@ def test_a_table_larger_than_its_tmpfs_is_an_error(memory_folder):
     assert not list(memory_folder.iterdir())
 
 
-def test_a_full_disk_while_the_state_is_created_is_an_error(tmp_path, monkeypatch):
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+@pytest.mark.parametrize(
+    ("owner", "name", "error", "why"),
+    [
+        (Folder, "create", OSError(errno.ENOSPC, "it is full"), "it is full"),
+        (disk.mapped_file._Memory, "__init__", MemoryError(), "too little memory"),
+    ],
+)
+def test_an_error_while_the_state_is_created_is_told(
+    tmp_path, monkeypatch, owner, name, error, why
+):
     def fail(*arguments, **options):
-        raise full
+        raise error
 
     with disk.create(tmp_path / "t", ROWS, COLUMNS) as store:
         with monkeypatch.context() as failing:
-            failing.setattr(Folder, "create", fail)
-            with pytest.raises(HotrowError, match=r"exp_avg.safetensors could not be created"):
+            failing.setattr(owner, name, fail)
+            with pytest.raises(HotrowError, match=rf"exp_avg\S+ could not be created .*{why}"):
                 train(store, range(1))
         train(store, range(1))
         store.save()

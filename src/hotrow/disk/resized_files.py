@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hotrow.disk.folder import Folder, reason_for
+from hotrow.disk.folder import Folder, fix_for, reason_for
 from hotrow.disk.mapped_tensor import Files
 from hotrow.disk.record import TABLE
 from hotrow.errors import HotrowError
@@ -40,8 +40,8 @@ class ResizedFiles:
         complete: Callable[[Files, RowChange], None],
     ) -> None:
         self._folder, self._old, self._change, self._complete = folder, files, change, complete
-        self._check_space()
         try:
+            self._check_space()
             if change.sources is None:
                 self._new = {name: file.resized(change.new_count) for name, file in files.items()}
             else:
@@ -50,7 +50,7 @@ class ResizedFiles:
             raise HotrowError(
                 f"the files of {folder.path} could not be mapped with {change.new_count:,} rows "
                 f"({reason_for(error)})",
-                fix="free memory; nothing has changed",
+                fix=f"{fix_for(error)}; nothing has changed",
             ) from None
 
     def _check_space(self) -> None:

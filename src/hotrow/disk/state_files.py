@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hotrow.disk.access import FileAccess
-from hotrow.disk.folder import Folder, fix_for
+from hotrow.disk.folder import Folder, fix_for, reason_for
 from hotrow.disk.layout import Layout
 from hotrow.disk.mapped_tensor import Files, MappedTensor, RowBlocks, filled_blocks, write_new
 from hotrow.disk.record import STEPS, TABLE, Record
@@ -124,25 +124,26 @@ class StateFiles:
         Until the next save, they have as many rows as the files of the last save. If there is a
         tensor of the same name, of another optimizer, its files get new values at the next save.
         """
-        rows = layout.shape[0]
-        if layout.name in self.used:
-            file = self.used[layout.name].emptied(rows)
-            if initial:
-                file.tensor().fill_(initial)
-            return file
-        saved = layout.with_rows(self._previous_save().rows)
-        values: RowBlocks = ()
-        if initial:
-            values = filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
         try:
+            rows = layout.shape[0]
+            if layout.name in self.used:
+                file = self.used[layout.name].emptied(rows)
+                if initial:
+                    file.tensor().fill_(initial)
+                return file
+            saved = layout.with_rows(self._previous_save().rows)
+            values: RowBlocks = ()
+            if initial:
+                values = filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
             write_new(self._folder, saved, self._session, values)
             file = MappedTensor(self._folder, saved)
-        except OSError as error:
+            if layout != saved:
+                file = file.resized(rows)
+                file.tensor()[saved.shape[0] :] = initial
+            return file
+        except (OSError, MemoryError) as error:
             raise HotrowError(
-                f"{self._folder.path / layout.file_name} could not be created ({error})",
+                f"{self._folder.path / layout.file_name} could not be created "
+                f"({reason_for(error)})",
                 fix=f"{fix_for(error)} and repeat the step; the folder contains the last save",
             ) from None
-        if layout != saved:
-            file = file.resized(rows)
-            file.tensor()[saved.shape[0] :] = initial
-        return file
