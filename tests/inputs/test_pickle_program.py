@@ -74,6 +74,10 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: [Call(collections.Counter, STATE) for _ in range(2)],
         "copies an object several times",
     ),
+    "Counter of a Counter": (
+        lambda: Call(collections.Counter, collections.Counter("a")),
+        "calls collections.Counter with arguments",
+    ),
     "state set often": (
         lambda: [Call(collections.OrderedDict, state=STATE) for _ in range(2)],
         "copies an object several times",
@@ -87,6 +91,18 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
     "indices in lists": (
         lambda: Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, ([[0]], *INDICES[1:])),
         "a sparse tensor that is not made of tensors",
+    ),
+    "a negative size": (
+        lambda: Call(
+            torch._utils._rebuild_tensor_v2,
+            torch.ones(1).untyped_storage(),
+            0,
+            (-1,),
+            (1,),
+            False,
+            collections.OrderedDict(),
+        ),
+        "size is not a tuple of a few integers",
     ),
     "a size of many numbers": (
         lambda: Call(

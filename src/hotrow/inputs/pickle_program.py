@@ -209,7 +209,8 @@ class _Simulation:
         is_latin1 = name != "_codecs.encode" or parts[-1].value == "latin1"
         if not re.fullmatch(_FUNCTIONS[name], kinds) or not is_latin1:
             raise ValueError(f"it calls {name} with arguments that torch.save does not write")
-        result = self._create("dict" if name.startswith("collections.") else "other", [arguments])
+        is_dict = name == "collections.OrderedDict"
+        result = self._create("dict" if is_dict else "other", [arguments])
         if name in _COPYING:
             _check_copied_once(arguments, *parts)
             self._count(result.count)
@@ -248,7 +249,7 @@ class _Simulation:
             HotrowError: the tensor repeats its elements, so that it is larger than the file.
         """
         sizes = [part.value for part in size.parts]
-        if len(sizes) > _MAX_DIMENSIONS or not all(isinstance(each, int) for each in sizes):
+        if len(sizes) > _MAX_DIMENSIONS or any(type(each) is not int or each < 0 for each in sizes):
             raise ValueError("it has a tensor whose size is not a tuple of a few integers")
         count: int = math.prod(sizes)
         if count > self._most_elements:
