@@ -125,8 +125,14 @@ def test_damaged_run_file_beside_the_table_is_an_error(
     assert "file next to the table" in found.err
 
 
+def test_files_of_other_programs_beside_the_table_are_ignored(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"behind": true, "name": "first try"}')
+    (tmp_path / "journal").mkdir()
+    assert run(*f"{TABLE} --ids 1".split()).code == 0
+
+
 def test_stale_table_is_not_read_through_a_link(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"behind": true}')
+    (tmp_path / "run.json").write_text('{"rule": "Adam", "behind": true}')
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "one.safetensors")
     found = run("compare", "--ids", "1", "--table", "folder/link")
     assert found.code == 2

@@ -29,7 +29,6 @@ def load_checkpoint(
     file: IO[bytes],
     name: str | Path,
     *,
-    mapped_path: str | None = None,
     device: str | None = None,
 ) -> Any:
     """Return the contents of a .pt file.
@@ -37,7 +36,6 @@ def load_checkpoint(
     Args:
         file: the open .pt file.
         name: the name of the file, for error messages.
-        mapped_path: the path of the file, if the tensors should be memory-mapped rather than read.
         device: where to put the tensors, or None to use the devices they were saved from, and the
             CPU in place of those that this machine lacks.
 
@@ -55,10 +53,9 @@ def load_checkpoint(
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
             try:
                 return torch.load(
-                    mapped_path or file,
+                    file,
                     map_location=_saved_device if device is None else device,
                     weights_only=True,
-                    mmap=mapped_path is not None,
                 )
             finally:
                 # After an error, the next load would check the sparse tensors of this file, which

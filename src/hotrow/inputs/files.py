@@ -102,26 +102,27 @@ def _check_settled(path: Path, metadata: Mapping[str, str]) -> None:
         metadata: the metadata in its header.
     """
     folder = path.resolve().parent  # a link to the table may be in another folder
-    run, behind, save = folder / "run.json", False, None
+    run, record = folder / "run.json", {}
     if os.path.lexists(run):
         fix = (
             "restore the file from a backup; if it isn't from hotrow.disk, move the table elsewhere"
         )
         with reader_errors(f"{run}, a file next to the table, is damaged", fix):
-            content = json.loads(read_regular(run, "a file next to the table", _MAX_RUN_BYTES))
-        if not isinstance(content, dict):
+            record = json.loads(read_regular(run, "a file next to the table", _MAX_RUN_BYTES))
+        if not isinstance(record, dict):
             raise HotrowError(
                 f"{run}, a file next to the table, does not contain a training run", fix=fix
             )
-        behind, save = bool(content.get("behind")), content.get("save")
-    if behind or os.path.lexists(folder / "journal"):
+    has_mark = metadata.get("format", "").startswith("hotrow.disk")
+    # hotrow 0.2 wrote tables without a mark. Other programs write files of these names too.
+    is_in_run = has_mark or "rule" in record
+    if is_in_run and (record.get("behind") or os.path.lexists(folder / "journal")):
         raise HotrowError(
             f"{path} is in a hotrow.disk folder, and some rows of its table are not up to date",
             fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
             "store.save()",
         )
-    is_copy = not os.path.lexists(run) or metadata.get("save") != save
-    if metadata.get("format", "").startswith("hotrow.disk") and is_copy:
+    if has_mark and (not os.path.lexists(run) or metadata.get("save") != record.get("save")):
         raise HotrowError(
             f"{path} is from a hotrow.disk folder, but the record of its save ({run.name}) is not "
             "next to it, so some of its rows may not be up to date",

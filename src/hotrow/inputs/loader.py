@@ -23,7 +23,7 @@ from torch import nn
 from hotrow.errors import HotrowError
 from hotrow.inputs.checkpoint import load_checkpoint
 from hotrow.inputs.files import open_safetensors
-from hotrow.inputs.regular_file import open_regular, path_of_descriptor
+from hotrow.inputs.regular_file import open_regular
 from hotrow.inputs.sparse_file import check_not_sparse
 from hotrow.inputs.text import escape_unprintable, one_line
 
@@ -188,10 +188,8 @@ def _read_pt(path: str) -> Any:
         open_regular(path, _WHAT) as descriptor,
         open(descriptor, "rb", closefd=False) as file,
     ):
-        # The tensors are memory-mapped, so a file that declares huge tensors doesn't use up memory.
-        mapped_path = path_of_descriptor(descriptor, path)
         check_not_sparse(descriptor, path)
-        return load_checkpoint(file, path, mapped_path=mapped_path, device="cpu")
+        return load_checkpoint(file, path, device="cpu")
 
 
 def _read_safetensors(path: str) -> Any:
