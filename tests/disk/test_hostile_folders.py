@@ -401,7 +401,7 @@ def test_wrong_types_in_the_record_are_named(folder):
         (original.replace(b'"behind": true', b'"behind": false'), "is damaged .its checksum"),
         (b'{"rule": "Adam"}', "was written by hotrow 0.2 or is damaged.*docs/reference/data.md"),
         (b"{}", "was written by hotrow 0.2 or is damaged"),
-        (b'{"format": "hotrow.disk 3"}', "has the format hotrow.disk 3, but this version"),
+        (b'{"format": "hotrow.disk 3"}', "has the format 'hotrow.disk 3', but this version"),
         (original.replace(b'"page": 4096', b'"page": 65536'), "was written on a .* of 65536 bytes"),
     ):
         (folder / "run.json").write_bytes(content)

@@ -174,13 +174,13 @@ def _check_format(record: dict[str, Any], path: Path) -> None:
         )
     if record["format"] != FORMAT:
         raise HotrowError(
-            f"{path} has the format {record['format']!s:.40}, but this version of hotrow reads "
+            f"{path} has the format {record['format']!r:.40}, but this version of hotrow reads "
             f"only {FORMAT!r}",
             fix="open the folder with the version of hotrow that wrote it",
         )
     if record.get("page") != PAGE:
         raise HotrowError(
-            f"{path} was written on a system with memory pages of {record.get('page')!s:.40} "
+            f"{path} was written on a system with memory pages of {record.get('page')!r:.40} "
             f"bytes, but pages on this system have {PAGE} bytes",
             fix="read its rows with hotrow.Embedding.from_file, and create a new folder",
         )

@@ -158,7 +158,7 @@ def _choose_table(
         )
     if wanted is not None:
         matches = difflib.get_close_matches(wanted, tables, n=1)
-        guess = f" (did you mean {matches[0]}?)" if matches else ""
+        guess = f" (did you mean {escape_unprintable(matches[0])}?)" if matches else ""
         raise HotrowError(f"there is no tensor {wanted} in {path}{guess}; {others}")
     if len(tables) == 1:
         return next(iter(tables))

@@ -72,11 +72,11 @@ def check_integers(values: Any, dimensions: int) -> NDArray[np.int64]:
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise ValueError unless the options have the right types."""
     if options.get("version") != VERSION:
-        raise ValueError(f"its version is {options.get('version')!r}, not {VERSION}")
+        raise ValueError(f"its version is {options.get('version')!r:.60}, not {VERSION}")
     for name, kind in _OPTIONS.items():
         value: Any = options[name]
         if type(value) is not kind or (isinstance(value, int) and not 0 <= value < _LIMIT):
-            raise ValueError(f"{name} is {value!r}")
+            raise ValueError(f"{name} is {value!r:.60}")
 
 
 def check_shapes(shapes: Mapping[str, tuple[int, ...]], unknown_rows: int) -> None:

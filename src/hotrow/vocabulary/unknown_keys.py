@@ -11,7 +11,7 @@ UNKNOWN = "error", "row", "hash"
 def check_policy(unknown: str, unknown_rows: int | None, admit_after: int) -> int:
     """Return the number of rows for unknown keys."""
     if unknown not in UNKNOWN:
-        raise HotrowError(f"unknown is {unknown!r}, but it must be 'error', 'row' or 'hash'")
+        raise HotrowError(f"unknown is {unknown!r:.60}, but it must be 'error', 'row' or 'hash'")
     if unknown == "error":
         if unknown_rows:
             raise HotrowError(
