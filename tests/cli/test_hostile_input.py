@@ -115,28 +115,54 @@ RUN_FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("command", [f"{TABLE} --ids 1", "learn --no-open --table one.safetensors"])
 @pytest.mark.parametrize("kind", RUN_FILES)
-def test_damaged_run_file_beside_the_table_is_an_error(
+def test_damaged_run_file_beside_a_table_of_a_folder_is_an_error(
     run: Run, tmp_path: Path, kind: str, command: str
 ) -> None:
     RUN_FILES[kind](tmp_path / "run.json")
+    mark = {"format": "hotrow.disk 2", "save": "1"}
+    save_file({"w": torch.randn(4, 5)}, tmp_path / "one.safetensors", mark)
     found = run(*command.split())
     assert (found.code, found.out) == (2, "")
     assert f"{tmp_path / 'run.json'}" in found.err
     assert "file next to the table" in found.err
 
 
-def test_files_of_other_programs_beside_the_table_are_ignored(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"behind": true, "name": "first try"}')
+@pytest.mark.parametrize("kind", [*RUN_FILES, "other"])
+def test_files_of_other_programs_beside_a_table_are_ignored(
+    run: Run, tmp_path: Path, kind: str
+) -> None:
+    {**RUN_FILES, "other": lambda path: path.write_text('{"behind": 1}')}[kind](
+        tmp_path / "run.json"
+    )
     (tmp_path / "journal").mkdir()
     assert run(*f"{TABLE} --ids 1".split()).code == 0
 
 
-def test_stale_table_is_not_read_through_a_link(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"rule": "Adam", "behind": true}')
-    (tmp_path / "folder" / "link").symlink_to(tmp_path / "one.safetensors")
+def save_like_version_2(path: Path, **metadata: str) -> None:
+    """Write a table in the same form as hotrow 0.2: without a mark, and with a header of a page."""
+    header = {"weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}
+    if metadata:
+        header["__metadata__"] = metadata
+    text = json.dumps(header).encode().ljust(4096 - 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(32))
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_stale_table_is_not_read(run: Run, tmp_path: Path, marked: bool) -> None:
+    mark = {"format": "hotrow.disk 2", "save": "1"} if marked else {}
+    save_like_version_2(tmp_path / "weight.safetensors", **mark)
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "weight.safetensors")
     found = run("compare", "--ids", "1", "--table", "folder/link")
-    assert found.code == 2
-    assert "some rows of its table are not up to date" in found.err
+    assert (found.code, "the record of its save (run.json) is not next to it" in found.err) == (
+        2,
+        True,
+    )
+    record = {"rule": "Adam", "behind": True, **({"save": "1"} if marked else {})}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    found = run("compare", "--ids", "1", "--table", "folder/link")
+    assert (found.code, "some rows of its table are not up to date" in found.err) == (2, True)
+    (tmp_path / "run.json").write_text(json.dumps(record | {"behind": False}))
+    assert run("compare", "--ids", "1", "--table", "folder/link").code == 0
 
 
 @pytest.mark.parametrize("command", [f"{TABLE} --ids 1 --html", "learn --save", "bench --json"])

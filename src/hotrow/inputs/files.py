@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,11 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
             the file doesn't have exactly one table.
     """
     with open_safetensors(path, "the table", "save the tensor", "np") as (file, descriptor):
-        _check_settled(Path(path), file.metadata() or {})
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        metadata, names = file.metadata() or {}, file.keys()
+        is_unmarked = not metadata and names == ["weight"] and _header_fills_page(descriptor)
+        if is_unmarked or metadata.get("format", "").startswith("hotrow.disk"):
+            _check_settled(Path(path), metadata.get("save"))
+        slices = {name: file.get_slice(name) for name in names}
         tensors = {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()}
         name = _choose_table(tensors, tensor, Path(path))
         shape, dtype = tensors[name]
@@ -94,16 +97,24 @@ def open_safetensors(
         yield file, descriptor
 
 
-def _check_settled(path: Path, metadata: Mapping[str, str]) -> None:
-    """Raise `HotrowError` if `hotrow.disk` wrote the file and some rows are or may be stale.
+def _header_fills_page(descriptor: int) -> bool:
+    """Return whether the header takes a page, as in the files of hotrow 0.2, which have no mark."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.read(descriptor, 8) == (4096 - 8).to_bytes(8, "little")
+
+
+def _check_settled(path: Path, save: str | None) -> None:
+    """Raise `HotrowError` if some rows of a file from a `hotrow.disk` folder are or may be stale.
 
     Arguments:
         path: the file.
-        metadata: the metadata in its header.
+        save: the name of the save that wrote it; hotrow 0.2 did not name saves.
     """
     folder = path.resolve().parent  # a link to the table may be in another folder
-    run, record = folder / "run.json", {}
-    if os.path.lexists(run):
+    run = folder / "run.json"
+    if not os.path.lexists(run):
+        record = None
+    else:
         fix = (
             "restore the file from a backup; if it isn't from hotrow.disk, move the table elsewhere"
         )
@@ -113,16 +124,13 @@ def _check_settled(path: Path, metadata: Mapping[str, str]) -> None:
             raise HotrowError(
                 f"{run}, a file next to the table, does not contain a training run", fix=fix
             )
-    has_mark = metadata.get("format", "").startswith("hotrow.disk")
-    # hotrow 0.2 wrote tables without a mark. Other programs write files of these names too.
-    is_in_run = has_mark or "rule" in record
-    if is_in_run and (record.get("behind") or os.path.lexists(folder / "journal")):
+    if (record and record.get("behind")) or os.path.lexists(folder / "journal"):
         raise HotrowError(
             f"{path} is in a hotrow.disk folder, and some rows of its table are not up to date",
             fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
             "store.save()",
         )
-    if has_mark and (not os.path.lexists(run) or metadata.get("save") != record.get("save")):
+    if record is None or record.get("save") != save:
         raise HotrowError(
             f"{path} is from a hotrow.disk folder, but the record of its save ({run.name}) is not "
             "next to it, so some of its rows may not be up to date",
