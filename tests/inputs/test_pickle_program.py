@@ -37,6 +37,7 @@ def repeated(*shape: int) -> torch.Tensor:
 
 TEXT, NUMBERS, SIZE, STATE = "a" * 50_000, list(range(10_000)), (1, 2), {"a": 1}
 INDICES = torch.nn.Parameter(torch.zeros(1, 10_000)), torch.zeros(10_000), torch.Size([1]), False
+REBUILD = torch._utils._rebuild_tensor_v2, torch.ones(1).untyped_storage(), 0
 MANY = 1_000_001  # one more than a file may have
 PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
     "set of a tensor": (lambda: Call(set, repeated(2)), "calls builtins.set with arguments"),
@@ -102,19 +103,23 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
             False,
             collections.OrderedDict(),
         ),
-        "size is not a tuple of a few integers",
+        "size is not a tuple of integers",
     ),
     "a size of many numbers": (
+        lambda: Call(*REBUILD, (1,) * 100, (1,) * 100, False, collections.OrderedDict()),
+        "creates a tensor with large arguments",
+    ),
+    "a long name in the metadata": (
+        lambda: Call(*REBUILD, (1,), (1,), False, collections.OrderedDict(), {"a" * 5000: True}),
+        "creates a tensor with large arguments",
+    ),
+    "a sparse tensor of many dimensions": (
         lambda: Call(
-            torch._utils._rebuild_tensor_v2,
-            torch.ones(1).untyped_storage(),
-            0,
-            (1,) * 65,
-            (1,) * 65,
-            False,
-            collections.OrderedDict(),
+            torch._utils._rebuild_sparse_tensor,
+            torch.sparse_coo,
+            (torch.nn.Parameter(torch.zeros(100, 0)), torch.zeros(0), (1,) * 100, False),
         ),
-        "size is not a tuple of a few integers",
+        "creates a tensor with large arguments",
     ),
     "many views": (
         lambda: [repeated(MANY - 1 - k) for k in range(5)],
@@ -218,6 +223,12 @@ def test_a_storage_must_have_a_record_of_its_size(
     else:
         with pytest.raises(HotrowError, match=why):
             load_checkpoint(file, "x.pt")
+
+
+def test_a_storage_on_the_meta_device_is_refused() -> None:
+    id = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("meta") + b"K\3t"
+    with pytest.raises(HotrowError, match="a storage without data"):
+        load_checkpoint(file_with(b"\x80\2" + id + b"Q."), "x.pt")
 
 
 def test_repeated_indices_of_a_sparse_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

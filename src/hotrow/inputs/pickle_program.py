@@ -29,7 +29,8 @@ _MOST_SHARED = 4  # all tensors together may have this many times as many elemen
 _MAX_DEPTH = 150
 # The pickle program of an ordinary file takes a few bytes per object. But objects can be shared.
 _MIN_OBJECTS, _OBJECTS_PER_BYTE = 1_000_000, 50
-_MAX_DIMENSIONS = 64  # torch allows no more
+_CHARACTERS_PER_OBJECT = 50  # a long text counts as several objects
+_MAX_ARGUMENT = 100  # the number of objects in a size, a stride or the metadata of a tensor
 
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
 # plain tensors. Nested and quantized tensors aren't needed, and torch checks their sizes late.
@@ -43,7 +44,7 @@ _COPYING = "torch.Size", "collections.Counter", "builtins.set"
 _FUNCTIONS = {
     "torch._utils._rebuild_tensor_v2": "storage constant tuple tuple constant dict( dict)?",
     "torch._utils._rebuild_tensor_v3": "storage constant tuple tuple constant dict name( dict)?",
-    "torch._utils._rebuild_parameter": "(tensor|other) constant dict",
+    "torch._utils._rebuild_parameter": "(tensor|sparse) constant dict",
     "torch._utils._rebuild_sparse_tensor": "other tuple",
     "torch.serialization._get_layout": "text",
     "torch.Size": "tuple",
@@ -54,7 +55,15 @@ _FUNCTIONS = {
     "builtins.complex": "constant constant",
     "_codecs.encode": "text text",
 }
-_SPARSE_CONTENTS = "tensor tensor (tensor )?(other|tuple)( constant)?"
+_SPARSE_CONTENTS = "tensor tensor (tensor )?(size|tuple)( constant)?"
+# The kinds of their results, if other functions take them.
+_RESULTS = {
+    "torch._utils._rebuild_tensor_v2": "tensor",
+    "torch._utils._rebuild_tensor_v3": "tensor",
+    "torch._utils._rebuild_sparse_tensor": "sparse",
+    "torch.Size": "size",
+    "collections.OrderedDict": "dict",
+}
 
 
 @dataclass(slots=True)
@@ -63,7 +72,8 @@ class _Object:
 
     Attributes:
         kind: "constant" for None and numbers, "text", "list", "dict", "tuple", "storage", "tensor"
-            for a dense tensor, "name" for a class or function, or "other".
+            for a dense tensor, "sparse" for a sparse one, "size", "name" for a class or function,
+            or "other".
         count: the number of objects in it and itself, counted once for each path to them.
         depth: the number of levels of objects in it.
         uses: how many times other objects contain it.
@@ -137,7 +147,7 @@ class _Simulation:
         elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
             self._create("constant")
         elif name in ("BINUNICODE", "SHORT_BINSTRING"):
-            self._create("text", value=argument)
+            self._create("text", value=argument).count += len(argument) // _CHARACTERS_PER_OBJECT
         elif name in ("EMPTY_LIST", "EMPTY_DICT"):
             self._create(name.removeprefix("EMPTY_").lower())
         elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
@@ -209,19 +219,21 @@ class _Simulation:
         is_latin1 = name != "_codecs.encode" or parts[-1].value == "latin1"
         if not re.fullmatch(_FUNCTIONS[name], kinds) or not is_latin1:
             raise ValueError(f"it calls {name} with arguments that torch.save does not write")
-        is_dict = name == "collections.OrderedDict"
-        result = self._create("dict" if is_dict else "other", [arguments])
+        result = self._create(_RESULTS.get(name, "other"), [arguments])
         if name in _COPYING:
             _check_copied_once(arguments, *parts)
             self._count(result.count)
-        elif name.startswith("torch._utils._rebuild_tensor_v"):
-            result.kind, result.value = "tensor", self._count_elements(parts[2])
+        elif result.kind == "tensor":
+            _check_small(*parts[2:])
+            result.value = self._count_elements(parts[2])
         elif name == "torch._utils._rebuild_parameter":
+            _check_small(*parts[1:])
             result.kind, result.value = parts[0].kind, parts[0].value
-        elif name == "torch._utils._rebuild_sparse_tensor":
+        elif result.kind == "sparse":
             contents = parts[1].parts
             if not re.fullmatch(_SPARSE_CONTENTS, " ".join(part.kind for part in contents)):
                 raise ValueError("it has a sparse tensor that is not made of tensors")
+            _check_small(*(part for part in contents if part.kind != "tensor"))
             # torch checks all indices.
             self._add_elements(sum(part.value for part in contents if part.kind == "tensor"))
         elif name == "_codecs.encode":
@@ -233,7 +245,10 @@ class _Simulation:
         """Check that a storage has a record of its size, which no other storage has."""
         if " ".join(part.kind for part in id.parts) != "text name text text constant":
             raise ValueError("it has a storage that torch.save does not write")
-        _, path, key, _, count = (part.value for part in id.parts)
+        _check_small(id)
+        _, path, key, location, count = (part.value for part in id.parts)
+        if location == "meta":  # torch would read the record again at each use of the storage
+            raise ValueError("it has a storage without data")
         kind = path.rpartition(".")[-1]
         is_typed = kind != "UntypedStorage"
         item_size = StorageType(kind).dtype.itemsize if is_typed else 1  # type: ignore[no-untyped-call]
@@ -249,8 +264,8 @@ class _Simulation:
             HotrowError: the tensor repeats its elements, so that it is larger than the file.
         """
         sizes = [part.value for part in size.parts]
-        if len(sizes) > _MAX_DIMENSIONS or any(type(each) is not int or each < 0 for each in sizes):
-            raise ValueError("it has a tensor whose size is not a tuple of a few integers")
+        if any(type(each) is not int or each < 0 for each in sizes):
+            raise ValueError("it has a tensor whose size is not a tuple of integers")
         count: int = math.prod(sizes)
         if count > self._most_elements:
             raise HotrowError(
@@ -264,6 +279,12 @@ class _Simulation:
         self._element_count += count
         if self._element_count > _MOST_SHARED * self._most_elements:
             raise ValueError("its tensors share their elements too often")
+
+
+def _check_small(*arguments: _Object) -> None:
+    """Raise an error if an argument that torch reads in each call is large."""
+    if any(each.count > _MAX_ARGUMENT for each in arguments):
+        raise ValueError("it creates a tensor with large arguments")
 
 
 def _check_copied_once(*copied: _Object) -> None:
