@@ -192,7 +192,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:
-        if name.partition(".")[0] in ("nets", "broken", "needy", "stops", "exits"):
+        if name.partition(".")[0] in ("nets", "parts", "broken", "needy", "stops", "exits"):
             del sys.modules[name]
 
 
@@ -216,11 +216,27 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_the_folder_is_searched_only_for_modules_in_it(run: Run, folder: Path) -> None:
-    (folder / "torch").mkdir()  # Python prefers the installed package to a folder without modules
-    assert run("torch.nn:Identity --inputs pair.pt").code == 2  # it takes one argument
-    assert str(folder) not in sys.path
+    (folder / "torch.py").touch()  # torch is already imported
+    (folder / "colorsys").mkdir()  # Python prefers a module to a folder without modules
+    for name in ("torch.nn:Identity", "colorsys:rgb_to_hls"):
+        assert run(f"{name} --inputs pair.pt").code == 2  # the wrong number of arguments
+        assert str(folder) not in sys.path
     assert run("@build --inputs @states").code == 0
     assert sys.path[0] == str(folder)
+
+
+def test_a_folder_without_modules_is_searched_even_if_the_path_has_another(
+    run: Run,
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    for place in (folder, other):
+        (place / "parts").mkdir()
+    (folder / "parts" / "needy.py").write_text("from nets.models import *\n")
+    monkeypatch.setattr(sys, "path", [str(other), *sys.path])
+    assert run("parts.needy:build --inputs @states").code == 0
 
 
 # --- results ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import re
 import struct
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -344,6 +345,24 @@ def test_a_save_in_another_thread_waits_for_new_keys(tmp_path, monkeypatch):
     words.admit(["a", "b", "a", "b"])
     thread.join()
     assert_same_state(Vocabulary.load(path, table_layer(1)), words)
+
+
+def test_new_rows_may_be_computed_in_another_thread():
+    encoder = table_layer(5)
+    optimizer = hotrow.optim.AdamW(encoder.parameters())
+    encoder(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+
+    pool = ThreadPoolExecutor(1)
+
+    def init(rows):
+        rows[:] = pool.submit(encoder, torch.tensor([2])).result(timeout=20)
+
+    layer = table_layer(1)
+    words = Vocabulary(layer, unknown="row", init=init)
+    words.admit(["a"])
+    pool.shutdown()
+    assert torch.equal(layer.weight[1], encoder.weight[2])
 
 
 def assert_same_state(found, expected):

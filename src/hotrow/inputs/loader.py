@@ -142,9 +142,11 @@ def _is_in_folder(module: str, directory: str) -> bool:
     Otherwise, the directory must not be searched: files in it, which can be from a stranger, could
     replace the libraries that torch imports later.
     """
-    found = PathFinder.find_spec(module, [directory])
-    is_plain_folder = found is not None and found.origin is None
-    return found is not None and not (is_plain_folder and find_spec(module))
+    found = None if module in sys.modules else PathFinder.find_spec(module, [directory])
+    if found is None or found.origin is not None:
+        return found is not None
+    installed = find_spec(module)  # comes before a folder without modules
+    return installed is None or installed.origin is None
 
 
 def _is_dotted_name(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_count
-from hotrow.optim.exclusive_access import ExclusiveAccess
+from hotrow.optim.interrupts import PostponedSignals
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import (
     Init,
@@ -97,6 +98,14 @@ class Vocabulary:
 
     # A SHA-256 object that has hashed all keys, or None if no change has needed the hash yet.
     _key_hash: Any = None
+    _lock: Any  # an RLock
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Create the lock of a new, copied or unpickled vocabulary."""
+        self = super().__new__(cls)
+        # Not the lock of `ExclusiveAccess`, because other threads may compute rows for `init`.
+        self._lock = threading.RLock()
+        return self
 
     def __init__(
         self,
@@ -215,7 +224,7 @@ class Vocabulary:
         """
         with self._failing_on_all_ranks():
             values = self._as_keys(keys)
-        with ExclusiveAccess():
+        with self._lock, PostponedSignals():
             rows = self._keys.find(values)
             positions = np.flatnonzero(rows < 0)
             if len(positions):
@@ -245,7 +254,7 @@ class Vocabulary:
             HotrowError: before anything changes, if an argument is invalid, more than `rows` rows
                 must stay, or other code has changed the number of rows.
         """
-        with ExclusiveAccess():
+        with self._lock, PostponedSignals():
             old_count = len(self)
             with self._failing_on_all_ranks():
                 kept = self._kept_rows(rows, by)
@@ -314,7 +323,7 @@ class Vocabulary:
         return to_state(*self._contents())
 
     def _contents(self) -> Contents:
-        with ExclusiveAccess():
+        with self._lock, PostponedSignals():
             arrays = {
                 "keys": self._as_keys(self.keys()),
                 "pending_keys": self._as_keys(list(self._pending)),
@@ -461,7 +470,8 @@ class Vocabulary:
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_key_hash": None}  # `hashlib` objects can't be copied or pickled
+        # Locks and `hashlib` objects can't be copied or pickled.
+        return {key: self.__dict__[key] for key in self.__dict__.keys() - {"_lock", "_key_hash"}}
 
     def _check_row_counts(self) -> None:
         """Raise an error if other code has added or dropped rows."""
