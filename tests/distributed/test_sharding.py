@@ -832,6 +832,35 @@ def test_unsupported_models_raise_on_every_rank():
 # --- Stale rows and partial tables ---------------------------------------------------------------
 
 
+def shard_after_new_group(ranks):
+    """Shard a layer over some ranks, after the first rank alone has entered another group."""
+    mesh = DeviceMesh("cpu", ranks)
+    group = dist.new_group([0])
+    try:
+        if dist.get_rank() not in ranks:
+            return None
+        layer = hotrow.convert(nn.Embedding(10, 3))
+        text = error_text(shard, layer, mesh)
+        return text or layer(torch.arange(10)).shape
+    finally:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2], [0, 1]])
+def test_no_rank_waits_if_ranks_are_in_different_numbers_of_groups(ranks):
+    found = rank_processes(3).run(shard_after_new_group, ranks)
+    for rank in ranks:
+        if len(ranks) == 3:
+            assert found[rank] == (10, 3)
+        else:
+            assert (
+                "the ranks [0, 1] of the mesh are in different numbers of process groups"
+                in found[rank]
+            )
+
+
 def trained_before(count):
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(10, 3))

@@ -85,7 +85,8 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "indices checked often": (
         lambda: [
-            Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, INDICES) for _ in range(300)
+            Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, INDICES)
+            for _ in range(1000)
         ],
         "its tensors share their elements too often",
     ),
@@ -121,8 +122,16 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "creates a tensor with large arguments",
     ),
+    "empty blocks": (
+        lambda: Call(
+            torch._utils._rebuild_sparse_tensor,
+            torch.sparse_bsr,
+            (torch.tensor([0, 0]), torch.zeros(0), torch.zeros(0, 2, 0), torch.Size([2, 2])),
+        ),
+        "a sparse tensor whose blocks are empty",
+    ),
     "many views": (
-        lambda: [repeated(MANY - 1 - k) for k in range(5)],
+        lambda: [repeated(MANY - 1 - k) for k in range(17)],
         "its tensors share their elements too often",
     ),
     "storage": (lambda: Call(torch.FloatStorage, 10), "calls torch.FloatStorage"),
@@ -225,9 +234,16 @@ def test_a_storage_must_have_a_record_of_its_size(
             load_checkpoint(file, "x.pt")
 
 
-def test_a_storage_on_the_meta_device_is_refused() -> None:
-    id = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("meta") + b"K\3t"
-    with pytest.raises(HotrowError, match="a storage without data"):
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_compressed_sparse_tensors_are_read() -> None:
+    blocks, columns = torch.eye(4).to_sparse_bsr((2, 2)), torch.zeros(4, 4).to_sparse_csc()
+    assert repr(loaded([blocks, columns])) == repr([blocks, columns])
+
+
+@pytest.mark.parametrize("device", ["meta", "a" * 1000, "cpu\0", "cuda:x"])
+def test_a_storage_on_an_unusual_device_is_refused(device: str) -> None:
+    id = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text(device) + b"K\3t"
+    with pytest.raises(HotrowError, match="a storage on the device"):
         load_checkpoint(file_with(b"\x80\2" + id + b"Q."), "x.pt")
 
 

@@ -331,6 +331,12 @@ def test_a_file_without_a_checksum_is_loaded(tmp_path):
     assert_same_state(Vocabulary.load(path, table_layer(1)), words)
 
 
+def test_numbers_of_numpy_are_saved(tmp_path):
+    words = Vocabulary(table_layer(3), unknown="hash", unknown_rows=np.int64(3))
+    words.save(tmp_path / "words.safetensors")
+    assert_same_state(Vocabulary.load(words.state_dict(), table_layer(1)), words)
+
+
 def test_a_save_in_another_thread_waits_for_new_keys(tmp_path, monkeypatch):
     words, _, _ = trained(str)
     path, append = tmp_path / "words.safetensors", TextKeys.append

@@ -177,10 +177,20 @@ def _make_ranks(mesh: Any, operation: str) -> Ranks:
             fix="build the mesh from sorted ranks, for example with init_device_mesh",
         )
     group = mesh.get_group()
+    is_whole_world = len(members) == dist.get_world_size()
+    if not is_whole_world:
+        # torch puts this number in the new group's name, and ranks with other names would wait.
+        counts = Ranks(group, device).agree(operation, len(dist.distributed_c10d._world.pg_names))
+        if len(set(counts)) > 1:
+            raise HotrowError(
+                f"the ranks {members} of the mesh are in different numbers of process groups "
+                f"({counts}), so torch can't create a group of them",
+                fix=f"call {operation} before you create groups for some of these ranks",
+            )
     new_group = dist.new_group(
         members,
         timeout=group._get_backend(device).options._timeout,
-        use_local_synchronization=True,
+        use_local_synchronization=not is_whole_world,
     )
     return Ranks(new_group, device)
 

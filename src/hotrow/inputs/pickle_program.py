@@ -25,7 +25,7 @@ from torch.serialization import StorageType
 from hotrow.errors import HotrowError
 
 _MIN_ELEMENTS = 1_000_000  # the number of elements that a tensor may have in a file of any size
-_MOST_SHARED = 4  # all tensors together may have this many times as many elements
+_MOST_SHARED = 16  # all tensors together may have this many times as many elements
 _MAX_DEPTH = 150
 # The pickle program of an ordinary file takes a few bytes per object. But objects can be shared.
 _MIN_OBJECTS, _OBJECTS_PER_BYTE = 1_000_000, 50
@@ -38,6 +38,7 @@ _VALUES = re.compile(
     r"torch\.[A-Za-z0-9]+Storage|torch\.storage\.(Untyped|Typed)Storage|"
     r"torch\.(b?float|complex|u?int)\d\w*|torch\.bool"
 )
+_LOCATION = re.compile(r"[a-z_]{1,20}(:\d+)?", re.ASCII)
 # These functions copy their argument. `torch.save` writes an argument for each call.
 _COPYING = "torch.Size", "collections.Counter", "builtins.set"
 # The functions that a program may call, and the kinds of the arguments that `torch.save` writes.
@@ -78,7 +79,7 @@ class _Object:
         depth: the number of levels of objects in it.
         uses: how many times other objects contain it.
         value: the value of a constant, text or name, or the number of elements of a dense tensor.
-        parts: the items of a tuple.
+        parts: the items of a tuple, or the sizes of a dense tensor.
     """
 
     kind: str
@@ -225,15 +226,19 @@ class _Simulation:
             self._count(result.count)
         elif result.kind == "tensor":
             _check_small(*parts[2:])
-            result.value = self._count_elements(parts[2])
+            result.value, result.parts = self._count_elements(parts[2]), parts[2].parts
         elif name == "torch._utils._rebuild_parameter":
             _check_small(*parts[1:])
             result.kind, result.value = parts[0].kind, parts[0].value
+            result.parts = parts[0].parts
         elif result.kind == "sparse":
             contents = parts[1].parts
             if not re.fullmatch(_SPARSE_CONTENTS, " ".join(part.kind for part in contents)):
                 raise ValueError("it has a sparse tensor that is not made of tensors")
             _check_small(*(part for part in contents if part.kind != "tensor"))
+            values = contents[2]  # of a compressed tensor, as a list of blocks
+            if values.kind == "tensor" and any(part.value == 0 for part in values.parts[1:]):
+                raise ValueError("it has a sparse tensor whose blocks are empty")
             # torch checks all indices.
             self._add_elements(sum(part.value for part in contents if part.kind == "tensor"))
         elif name == "_codecs.encode":
@@ -247,8 +252,9 @@ class _Simulation:
             raise ValueError("it has a storage that torch.save does not write")
         _check_small(id)
         _, path, key, location, count = (part.value for part in id.parts)
-        if location == "meta":  # torch would read the record again at each use of the storage
-            raise ValueError("it has a storage without data")
+        # torch would read a record for "meta" again at each use of the storage.
+        if location == "meta" or not _LOCATION.fullmatch(location):
+            raise ValueError(f"it has a storage on the device {location!r:.60}")
         kind = path.rpartition(".")[-1]
         is_typed = kind != "UntypedStorage"
         item_size = StorageType(kind).dtype.itemsize if is_typed else 1  # type: ignore[no-untyped-call]

@@ -24,12 +24,11 @@ def check_policy(unknown: str, unknown_rows: int | None, admit_after: int) -> in
                 fix="pass unknown='row' or 'hash'",
             )
         return 0
-    count = 1 if unknown_rows is None and unknown == "row" else unknown_rows
-    if (
-        count is None
-        or check_count("unknown_rows", count) < 1
-        or (unknown, count > 1) == ("row", True)
-    ):
+    if unknown_rows is None:
+        count = 1 if unknown == "row" else 0
+    else:
+        count = check_count("unknown_rows", unknown_rows)
+    if count < 1 or (unknown == "row" and count > 1):
         raise HotrowError(
             f"unknown_rows is {unknown_rows}, but unknown={unknown!r} needs "
             + ("one row" if unknown == "row" else "at least one row"),
