@@ -161,6 +161,8 @@ def test_a_stale_table_is_not_read(run: Run, tmp_path: Path, marked: bool) -> No
     (tmp_path / "run.json").write_text(json.dumps(record))
     found = run("compare", "--ids", "1", "--table", "folder/link")
     assert (found.code, "some rows of its table are not up to date" in found.err) == (2, True)
+    found = run("compare", "torch.nn:Identity", "--inputs", "weight.safetensors")
+    assert (found.code, "some rows of its table are not up to date" in found.err) == (2, True)
     (tmp_path / "run.json").write_text(json.dumps(record | {"behind": False}))
     assert run("compare", "--ids", "1", "--table", "folder/link").code == 0
 

@@ -1,7 +1,9 @@
-"""Errors while a .pt file is read do not affect the next file."""
+"""Sparse tensors of damaged .pt files are refused, and do not affect the next file."""
 
+import io
 import zipfile
 
+import pytest
 import torch
 
 from hotrow import HotrowError
@@ -25,3 +27,40 @@ def test_sparse_tensors_of_a_damaged_file_are_not_checked_again(tmp_path):
             assert is_good
             assert torch.equal(loaded[0].to_dense(), sparse.to_dense())
         assert not torch._utils._sparse_tensors_to_validate
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
+@pytest.mark.parametrize(
+    ("compressed", "plain"),
+    [
+        ([0, 2, 0, 0], []),
+        ([0, 5, 5, 2], [0, 1]),
+        ([0, -1, 2, 2], [0, 1]),
+        ([0, 2**40, 2, 2], [0, 1]),
+    ],
+)
+def test_indices_that_torch_would_read_out_of_bounds_are_refused(layout, compressed, plain):
+    """torch's own check crashes, or reads other memory."""
+    values = torch.zeros(len(plain))
+    damaged = torch.sparse_compressed_tensor(
+        torch.tensor(compressed),
+        torch.tensor(plain, dtype=torch.int64),
+        values,
+        (3, 3),
+        layout=layout,
+        check_invariants=False,
+    )
+    file = io.BytesIO()
+    torch.save({"a": [damaged]}, file)
+    with pytest.raises(HotrowError, match="it has a sparse tensor with invalid indices"):
+        load_checkpoint(file, "x.pt")
+
+
+def test_a_sparse_tensor_with_an_index_outside_its_size_is_refused():
+    damaged = torch.sparse_coo_tensor([[9]], [1.0], (4,), check_invariants=False)
+    file = io.BytesIO()
+    torch.save((damaged,), file)
+    with pytest.raises(HotrowError, match="size is inconsistent with indices"):
+        load_checkpoint(file, "x.pt")
+    assert not torch._utils._sparse_tensors_to_validate

@@ -49,18 +49,17 @@ def load_checkpoint(
         storages = check_archive(file)
         check_program(_read_program(file), storages, size, name)
         file.seek(0)
-        # Otherwise, a sparse tensor could have indices outside of its memory.
-        with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
             try:
-                return torch.load(
+                contents = torch.load(
                     file,
                     map_location=_saved_device if device is None else device,
                     weights_only=True,
                 )
-            finally:
-                # After an error, the next load would check the sparse tensors of this file, which
-                # another program may have truncated since.
+            finally:  # after an error, the next load would check the tensors of this file
                 torch._utils._sparse_tensors_to_validate.clear()
+        _check_sparse_tensors(contents)
+        return contents
 
 
 def _saved_device(storage: Any, location: str) -> Any:
@@ -69,6 +68,43 @@ def _saved_device(storage: Any, location: str) -> Any:
         return default_restore_location(storage, location)  # type: ignore[no-untyped-call]
     except RuntimeError:  # this machine lacks the device
         return storage
+
+
+def _check_sparse_tensors(contents: Any) -> None:
+    """Raise an error if a sparse tensor has indices outside of its memory."""
+    objects, seen, sparse = [contents], set(), []
+    while objects:
+        each = objects.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor) and each.layout != torch.strided:
+            _check_compressed_indices(each)
+            sparse.append(each)
+        elif isinstance(each, dict):
+            objects += [
+                *dict.keys(each),
+                *dict.values(each),
+                *getattr(each, "__dict__", {}).values(),
+            ]
+        elif isinstance(each, list | tuple | set):
+            objects += each
+    torch._utils._sparse_tensors_to_validate[:] = sparse
+    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+        torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+
+
+def _check_compressed_indices(tensor: torch.Tensor) -> None:
+    """Check the indices that torch itself uses while it checks the tensor."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        compressed, plain = tensor.crow_indices(), tensor.col_indices()
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        compressed, plain = tensor.ccol_indices(), tensor.row_indices()
+    else:
+        return
+    is_inside = (compressed >= 0) & (compressed <= plain.shape[-1])
+    if not (is_inside.all() and (compressed.diff() >= 0).all()):
+        raise ValueError("it has a sparse tensor with invalid indices")
 
 
 @contextmanager

@@ -58,10 +58,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
             the file doesn't have exactly one table.
     """
     with open_safetensors(path, "the table", "save the tensor", "np") as (file, descriptor):
-        metadata, names = file.metadata() or {}, file.keys()
-        is_unmarked = not metadata and names == ["weight"] and _header_fills_page(descriptor)
-        if is_unmarked or metadata.get("format", "").startswith("hotrow.disk"):
-            _check_settled(Path(path), metadata.get("save"))
+        names = file.keys()
         slices = {name: file.get_slice(name) for name in names}
         tensors = {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()}
         name = _choose_table(tensors, tensor, Path(path))
@@ -75,7 +72,7 @@ def open_safetensors(
 ) -> Iterator[tuple[Any, int]]:
     """Open a safetensors file, and yield its reader and the file's descriptor.
 
-    If reading fails, raise `HotrowError`.
+    Raise `HotrowError` if reading fails, or if it is a table on disk whose rows may be stale.
 
     Args:
         path: the file.
@@ -94,6 +91,10 @@ def open_safetensors(
         ),
         safe_open(path_of_descriptor(descriptor, path), framework=framework) as file,
     ):
+        metadata = file.metadata() or {}
+        is_unmarked = not metadata and file.keys() == ["weight"] and _header_fills_page(descriptor)
+        if is_unmarked or metadata.get("format", "").startswith("hotrow.disk"):
+            _check_settled(Path(path), metadata.get("save"))
         yield file, descriptor
 
 
