@@ -2,7 +2,7 @@
 
 `torch.load(weights_only=True)` executes no code. But a small file can still make it run forever,
 fill the memory, or create a sparse tensor whose indices point outside of its memory. So hotrow
-checks the archive and the pickle program before it runs.
+checks the archive, the pickle program before it runs, and the sparse tensors.
 """
 
 from __future__ import annotations
