@@ -10,8 +10,10 @@ from torch import nn
 
 import hotrow
 from hotrow import disk
+from hotrow.optim import exclusive_access
 from hotrow.optim import optimizer as optimizer_module
 from hotrow.optim.lag import RowLag
+from hotrow.optim.state import sort_new_states
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.exhaustive import grid
@@ -127,3 +129,15 @@ def test_a_thread_that_changes_the_frozen_rows_waits_for_a_dense_step(monkeypatc
     expected = before - 0.5
     expected[3] = before[3]
     assert torch.equal(layer.weight.detach(), expected)
+
+
+def test_states_are_not_sorted_while_another_thread_saves():
+    states = {"a": 1, "b": 2}
+    arguments = states, 0, [{"params": ["b", "a"]}]
+    thread = threading.Thread(target=sort_new_states, args=arguments)
+    with exclusive_access.lock:
+        thread.start()
+        thread.join(0.2)
+        assert list(states) == ["a", "b"]
+    thread.join()
+    assert list(states) == ["b", "a"]

@@ -252,10 +252,11 @@ def sort_new_states(
     A step creates the states of tables before those of other parameters.
     """
     new = set(list(states)[earlier_count:])
-    for group in groups:
-        for parameter in group["params"]:
-            if parameter in new:
-                dict.__setitem__(states, parameter, dict.pop(states, parameter))
+    with exclusive_access.lock:  # a save in another thread must not miss the state that moves
+        for group in groups:
+            for parameter in group["params"]:
+                if parameter in new:
+                    dict.__setitem__(states, parameter, dict.pop(states, parameter))
 
 
 def _is_in_memory(parameter: Any) -> bool:
