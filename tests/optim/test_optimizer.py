@@ -234,6 +234,24 @@ def test_one_optimizer_steps_dense_parameters_as_torch_does(name, options):
     assert_same_bits(rows[1].bias, dense[1].bias)
 
 
+@pytest.mark.parametrize("name", sorted({name for name, _ in CONFIGURATIONS}))
+def test_steps_do_not_depend_on_the_default_device(name):
+    def trained(device):
+        torch.manual_seed(0)
+        layer = hotrow.convert(nn.Embedding(9, 3), min_entries=0)
+        assert isinstance(layer.weight, Table)
+        optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1)
+        loss = layer(torch.tensor([1, 2])).sum()
+        with torch.device(device):
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss.backward(retain_graph=True)
+                optimizer.step()
+        return layer.weight.detach().clone()
+
+    assert_same_bits(trained("meta"), trained("cpu"))
+
+
 def test_accumulation_and_forwards_without_steps_match_dense_training():
     results = []
     for layers, optimizer in (

@@ -35,8 +35,9 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
     """Return eta and mu for the next step; torch rounds them to the dtype of its state."""
-    dtype = describe_dtype(state.get("eta"))
-    eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=stored_dtype(dtype)))
+    dtype, eta = describe_dtype(state.get("eta")), state.get("eta")
+    if eta is None:
+        eta = torch.tensor(float(group["lr"]), dtype=stored_dtype(dtype), device="cpu")
     return {"eta": float(eta), "mu": float(state.get("mu", 1.0)), **dtype}
 
 
@@ -45,8 +46,8 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
     lr, lambd, eta = group["lr"], group["lambd"], scalars["eta"]
     entry = group["weight_decay"], 1 - lambd * eta, -eta, scalars["mu"]
     # torch rounds the values to its default dtype, and then to the dtype of its state.
-    new_eta = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"]))
-    new_mu = torch.as_tensor(1 / max(1, step - group["t0"]))
+    new_eta = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"]), device="cpu")
+    new_mu = torch.as_tensor(1 / max(1, step - group["t0"]), device="cpu")
     dtype = stored_dtype(scalars)
     scalars["eta"], scalars["mu"] = new_eta.to(dtype).item(), new_mu.to(dtype).item()
     return entry

@@ -44,7 +44,8 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
     mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
     mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
     # torch stores the product in a tensor, which rounds it.
-    product = (torch.tensor(scalars["mu_product"], dtype=stored_dtype(scalars)) * mu).item()
+    dtype = stored_dtype(scalars)
+    product = (torch.tensor(scalars["mu_product"], dtype=dtype, device="cpu") * mu).item()
     scalars["mu_product"] = product
     gradient_step_size = -lr * (1.0 - mu) / (1.0 - product)
     momentum_step_size = (-lr * mu_next) / (1.0 - product * mu_next)
