@@ -471,7 +471,7 @@ class Vocabulary:
 
     def __getstate__(self) -> dict[str, Any]:
         # Locks and `hashlib` objects can't be copied or pickled.
-        return {key: self.__dict__[key] for key in self.__dict__.keys() - {"_lock", "_key_hash"}}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_key_hash")}
 
     def _check_row_counts(self) -> None:
         """Raise an error if other code has added or dropped rows."""
