@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import json
 import os
 import re
 import secrets
@@ -27,11 +26,11 @@ from hotrow.inputs.regular_file import (
     read_standard_input,
     reader_errors,
 )
+from hotrow.inputs.stale_table import check_settled
 from hotrow.inputs.text import elide, escape_unprintable
 
 MAX_TEXT_BYTES = 64_000_000
 MAX_JSON_BYTES = 16_000_000
-_MAX_RUN_BYTES = 1 << 26  # hotrow.disk's limit for run.json
 # Valid table dtypes, as safetensors names them.
 _TABLE_DTYPES = {
     "F64": torch.float64,
@@ -58,8 +57,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
             the file doesn't have exactly one table.
     """
     with open_safetensors(path, "the table", "save the tensor", "np") as (file, descriptor):
-        names = file.keys()
-        slices = {name: file.get_slice(name) for name in names}
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         tensors = {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()}
         name = _choose_table(tensors, tensor, Path(path))
         shape, dtype = tensors[name]
@@ -91,53 +89,8 @@ def open_safetensors(
         ),
         safe_open(path_of_descriptor(descriptor, path), framework=framework) as file,
     ):
-        metadata = file.metadata() or {}
-        is_unmarked = not metadata and file.keys() == ["weight"] and _header_fills_page(descriptor)
-        if is_unmarked or metadata.get("format", "").startswith("hotrow.disk"):
-            _check_settled(Path(path), metadata.get("save"))
+        check_settled(Path(path), file, descriptor)
         yield file, descriptor
-
-
-def _header_fills_page(descriptor: int) -> bool:
-    """Return whether the header takes a page, as in the files of hotrow 0.2, which have no mark."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return os.read(descriptor, 8) == (4096 - 8).to_bytes(8, "little")
-
-
-def _check_settled(path: Path, save: str | None) -> None:
-    """Raise `HotrowError` if some rows of a file from a `hotrow.disk` folder are or may be stale.
-
-    Arguments:
-        path: the file.
-        save: the name of the save that wrote it; hotrow 0.2 did not name saves.
-    """
-    folder = path.resolve().parent  # a link to the table may be in another folder
-    run = folder / "run.json"
-    if not os.path.lexists(run):
-        record = None
-    else:
-        fix = (
-            "restore the file from a backup; if it isn't from hotrow.disk, move the table elsewhere"
-        )
-        with reader_errors(f"{run}, a file next to the table, is damaged", fix):
-            record = json.loads(read_regular(run, "a file next to the table", _MAX_RUN_BYTES))
-        if not isinstance(record, dict):
-            raise HotrowError(
-                f"{run}, a file next to the table, does not contain a training run", fix=fix
-            )
-    if (record and record.get("behind")) or os.path.lexists(folder / "journal"):
-        raise HotrowError(
-            f"{path} is in a hotrow.disk folder, and some rows of its table are not up to date",
-            fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
-            "store.save()",
-        )
-    if record is None or record.get("save") != save:
-        raise HotrowError(
-            f"{path} is from a hotrow.disk folder, but the record of its save ({run.name}) is not "
-            "next to it, so some of its rows may not be up to date",
-            fix="copy the whole folder, or export the table: open the folder with "
-            "hotrow.disk.open, and write store.layer.state_dict() with safetensors.torch.save_file",
-        )
 
 
 def _choose_table(
