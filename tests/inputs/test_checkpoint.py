@@ -64,3 +64,26 @@ def test_a_sparse_tensor_with_an_index_outside_its_size_is_refused():
     with pytest.raises(HotrowError, match="size is inconsistent with indices"):
         load_checkpoint(file, "x.pt")
     assert not torch._utils._sparse_tensors_to_validate
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_tensor_with_empty_blocks_is_refused():
+    """torch's operations divide by the size of a block."""
+    indices, values = (torch.tensor([0, 1]), torch.tensor([0])), torch.zeros(1, 2, 0)
+    damaged = torch.sparse_compressed_tensor(
+        *indices, values, (2, 2), layout=torch.sparse_bsr, check_invariants=False
+    )
+    file = io.BytesIO()
+    torch.save(damaged, file)
+    with pytest.raises(HotrowError, match="a sparse tensor whose blocks are empty"):
+        load_checkpoint(file, "x.pt")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr"])
+def test_a_batch_of_matrices_without_values_is_read(layout):
+    arguments = [(2, 2)] if layout == "bsr" else []
+    sparse = getattr(torch.zeros(3, 4, 4), f"to_sparse_{layout}")(*arguments)
+    file = io.BytesIO()
+    torch.save(sparse, file)
+    assert repr(load_checkpoint(file, "x.pt")) == repr(sparse)

@@ -122,14 +122,6 @@ PROGRAMS: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "creates a tensor with large arguments",
     ),
-    "empty blocks": (
-        lambda: Call(
-            torch._utils._rebuild_sparse_tensor,
-            torch.sparse_bsr,
-            (torch.tensor([0, 0]), torch.zeros(0), torch.zeros(0, 2, 0), torch.Size([2, 2])),
-        ),
-        "a sparse tensor whose blocks are empty",
-    ),
     "many views": (
         lambda: [repeated(MANY - 1 - k) for k in range(17)],
         "its tensors share their elements too often",

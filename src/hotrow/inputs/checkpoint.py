@@ -25,12 +25,7 @@ from hotrow.inputs.regular_file import reader_errors
 from hotrow.inputs.text import escape_unprintable
 
 
-def load_checkpoint(
-    file: IO[bytes],
-    name: str | Path,
-    *,
-    device: str | None = None,
-) -> Any:
+def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = None) -> Any:
     """Return the contents of a .pt file.
 
     Args:
@@ -71,7 +66,7 @@ def _saved_device(storage: Any, location: str) -> Any:
 
 
 def _check_sparse_tensors(contents: Any) -> None:
-    """Raise an error if a sparse tensor has indices outside of its memory."""
+    """Raise an error if operations on a sparse tensor could read other memory or divide by zero."""
     objects, seen, sparse = [contents], set(), []
     while objects:
         each = objects.pop()
@@ -79,7 +74,7 @@ def _check_sparse_tensors(contents: Any) -> None:
             continue
         seen.add(id(each))
         if isinstance(each, torch.Tensor) and each.layout != torch.strided:
-            _check_compressed_indices(each)
+            _check_compressed(each)
             sparse.append(each)
         elif isinstance(each, dict):
             objects += [
@@ -94,8 +89,8 @@ def _check_sparse_tensors(contents: Any) -> None:
         torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
 
 
-def _check_compressed_indices(tensor: torch.Tensor) -> None:
-    """Check the indices that torch itself uses while it checks the tensor."""
+def _check_compressed(tensor: torch.Tensor) -> None:
+    """Check what torch doesn't check, and the indices that it uses while it checks others."""
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         compressed, plain = tensor.crow_indices(), tensor.col_indices()
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -105,6 +100,8 @@ def _check_compressed_indices(tensor: torch.Tensor) -> None:
     is_inside = (compressed >= 0) & (compressed <= plain.shape[-1])
     if not (is_inside.all() and (compressed.diff() >= 0).all()):
         raise ValueError("it has a sparse tensor with invalid indices")
+    if 0 in tensor.values().shape[compressed.ndim :]:  # after the batch and the number of blocks
+        raise ValueError("it has a sparse tensor whose blocks are empty")
 
 
 @contextmanager

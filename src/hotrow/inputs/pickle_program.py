@@ -79,7 +79,7 @@ class _Object:
         depth: the number of levels of objects in it.
         uses: how many times other objects contain it.
         value: the value of a constant, text or name, or the number of elements of a dense tensor.
-        parts: the items of a tuple, or the sizes of a dense tensor.
+        parts: the items of a tuple.
     """
 
     kind: str
@@ -148,7 +148,8 @@ class _Simulation:
         elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
             self._create("constant")
         elif name in ("BINUNICODE", "SHORT_BINSTRING"):
-            self._create("text", value=argument).count += len(argument) // _CHARACTERS_PER_OBJECT
+            count = 1 + len(argument) // _CHARACTERS_PER_OBJECT
+            self._create("text", value=argument, count=count)
         elif name in ("EMPTY_LIST", "EMPTY_DICT"):
             self._create(name.removeprefix("EMPTY_").lower())
         elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
@@ -226,19 +227,15 @@ class _Simulation:
             self._count(result.count)
         elif result.kind == "tensor":
             _check_small(*parts[2:])
-            result.value, result.parts = self._count_elements(parts[2]), parts[2].parts
+            result.value = self._count_elements(parts[2])
         elif name == "torch._utils._rebuild_parameter":
             _check_small(*parts[1:])
             result.kind, result.value = parts[0].kind, parts[0].value
-            result.parts = parts[0].parts
         elif result.kind == "sparse":
             contents = parts[1].parts
             if not re.fullmatch(_SPARSE_CONTENTS, " ".join(part.kind for part in contents)):
                 raise ValueError("it has a sparse tensor that is not made of tensors")
             _check_small(*(part for part in contents if part.kind != "tensor"))
-            values = contents[2]  # of a compressed tensor, as a list of blocks
-            if values.kind == "tensor" and any(part.value == 0 for part in values.parts[1:]):
-                raise ValueError("it has a sparse tensor whose blocks are empty")
             # torch checks all indices.
             self._add_elements(sum(part.value for part in contents if part.kind == "tensor"))
         elif name == "_codecs.encode":

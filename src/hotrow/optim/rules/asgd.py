@@ -35,7 +35,8 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
     """Return eta and mu for the next step; torch rounds them to the dtype of its state."""
-    dtype, eta = describe_dtype(state.get("eta")), state.get("eta")
+    eta = state.get("eta")
+    dtype = describe_dtype(eta)
     if eta is None:
         eta = torch.tensor(float(group["lr"]), dtype=stored_dtype(dtype), device="cpu")
     return {"eta": float(eta), "mu": float(state.get("mu", 1.0)), **dtype}
