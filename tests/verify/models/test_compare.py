@@ -758,6 +758,17 @@ class InSparseTensor(Hidden):
         return (scores.detach() + wrong).to_sparse()
 
 
+class InLargeSparseTensor(Hidden):
+    def compute(self, scores, wrong, given):
+        values = scores.detach()[0, :1] + wrong
+        return torch.sparse_coo_tensor([[2**40]], values, (2**50,))
+
+
+class InLargeSparseRow(Hidden):
+    def compute(self, scores, wrong, given):
+        return torch.sparse_coo_tensor([[2**40 + wrong]], [1.0], (2**50,))
+
+
 class InKey(Hidden):
     def compute(self, scores, wrong, given):
         return {"ab"[wrong]: scores}
@@ -855,7 +866,8 @@ class InMissingGradient(Hidden):
 
 MAIN_RESULTS = (
     InDistribution, InPrivateSlot, InAttributeOfTensor, InSharedObject, InSet, InSparseTensor,
-    InKey, InNone, InDtype, InParameter, InOneBuffer, InTable, InLeafGradient, InInput,
+    InLargeSparseTensor, InKey, InNone, InDtype, InParameter, InOneBuffer, InTable, InLeafGradient,
+    InInput,
 )  # fmt: skip
 
 
@@ -887,6 +899,8 @@ MAIN_RESULTS = (
             (InLargeInteger, "text of output[1]", "1180591620717411303424 in the plain model"),
             (InComplexNumber, "output[1]", None),
             (InSparseTensor, "output[1]", None),
+            (InLargeSparseTensor, "output[1].values", None),
+            (InLargeSparseRow, "output[1].indices", None),
             (InKey, "output[1]['a']", "only the plain model has output[1]['a']"),
             (InNone, "output[1]", "only the converted model has output[1]"),
             (InEmptyTensor, "output[1][0]", "only the plain model has output[1][0]"),

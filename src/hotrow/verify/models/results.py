@@ -28,6 +28,8 @@ _UNREADABLE = nn.Module, ModuleType, type
 _WITH_VALUES = Tensor, np.ndarray, Mapping, Sequence, Set, *_NUMBERS, *_TEXTS
 _PLAIN = {*_NUMBERS, *_TEXTS}  # without attributes, unlike their subclasses
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+# A sparse tensor with so many elements, or so many per value that it stores, is compared as dense.
+_MIN_DENSE, _DENSE_PER_VALUE = 1_000_000, 10
 _HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
 
@@ -180,7 +182,8 @@ def _to_tensors(name: str, leaf: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(leaf, Tensor) and leaf.is_nested:
         yield from ((f"{name}[{index}]", each) for index, each in enumerate(leaf.unbind()))
     elif isinstance(leaf, Tensor) and not (leaf.is_meta or leaf.is_quantized):
-        yield name, leaf if leaf.layout == torch.strided else leaf.to_dense()
+        is_dense = leaf.layout == torch.strided
+        yield from [(name, leaf)] if is_dense else _sparse_to_tensors(name, leaf)
     elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
         dtype = torch.float64 if isinstance(leaf, float) else None
         dtype = torch.complex128 if isinstance(leaf, complex) else dtype
@@ -190,6 +193,20 @@ def _to_tensors(name: str, leaf: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, torch.from_numpy(np.array(leaf, order="C"))
             if isinstance(leaf, np.ma.MaskedArray):
                 yield f"{name}.mask", torch.from_numpy(np.ma.getmaskarray(leaf))
+
+
+def _sparse_to_tensors(name: str, leaf: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors with the values of a sparse tensor.
+
+    The dense form also compares tensors that store different zeros. But for a large graph it does
+    not fit into memory.
+    """
+    sparse = leaf.to_sparse(layout=torch.sparse_coo).coalesce()
+    if leaf.numel() <= max(_MIN_DENSE, _DENSE_PER_VALUE * sparse.values().numel()):
+        yield name, leaf.to_dense()
+    else:
+        yield f"{name}.indices", sparse.indices()
+        yield f"{name}.values", sparse.values()
 
 
 def _text_of(leaf: Any) -> str | None:
