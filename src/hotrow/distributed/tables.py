@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from hotrow.distributed.mesh import make_ranks
 from hotrow.distributed.ranks import Ranks
 from hotrow.errors import HotrowError
 from hotrow.ids import digest
@@ -108,7 +108,7 @@ def agree_on_tables(
     Raises:
         HotrowError: on every rank, if the tables differ or a rank finds a problem.
     """
-    ranks = _make_ranks(mesh, operation)
+    ranks = make_ranks(mesh, operation)
     tables: TableModules = {}
     failure = None
     try:
@@ -143,56 +143,6 @@ def _describe_table(name: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
         rows = table.shards.local_slice
         options += f", sharded (rows {rows.start} to {rows.stop - 1})"
     return f"{name} of {uses} in {table.dtype}{options}"
-
-
-def _make_ranks(mesh: Any, operation: str) -> Ranks:
-    """Return the ranks of a one-dimensional mesh, with a new process group.
-
-    Lookups use the new group, because DistributedDataParallel may be using the mesh's group at the
-    same time.
-    """
-    if not isinstance(mesh, DeviceMesh):
-        raise HotrowError(
-            f"mesh is a {type(mesh).__name__}, but {operation} takes a DeviceMesh",
-            fix="use torch.distributed.init_device_mesh(device, (dist.get_world_size(),))",
-        )
-    if mesh.ndim != 1:
-        names = mesh.mesh_dim_names
-        choice = f"mesh[{names[-1]!r}]" if names else "mesh_dim_names, and select one dimension"
-        raise HotrowError(
-            f"the mesh has {mesh.ndim} dimensions, but {operation} takes a one-dimensional mesh",
-            fix=f"use {choice}",
-        )
-    device = torch.device(mesh.device_type)
-    members = mesh.mesh.tolist()
-    if mesh.get_coordinate() is None:
-        raise HotrowError(
-            f"rank {dist.get_rank()} is not one of the mesh's ranks {members}",
-            fix=f"call {operation} only on the ranks of the mesh",
-        )
-    if members != sorted(members):
-        # A group sorts its ranks, and torch's checkpoints of DTensors have permuted rows.
-        raise HotrowError(
-            f"the mesh has the ranks {members}, but {operation} takes them in ascending order",
-            fix="build the mesh from sorted ranks, for example with init_device_mesh",
-        )
-    group = mesh.get_group()
-    is_whole_world = len(members) == dist.get_world_size()
-    if not is_whole_world:
-        # torch puts this number in the new group's name, and ranks with other names would wait.
-        counts = Ranks(group, device).agree(operation, len(dist.distributed_c10d._world.pg_names))
-        if len(set(counts)) > 1:
-            raise HotrowError(
-                f"the ranks {members} of the mesh are in different numbers of process groups "
-                f"({counts}), so torch can't create a group of them",
-                fix=f"call {operation} before you create groups for some of these ranks",
-            )
-    new_group = dist.new_group(
-        members,
-        timeout=group._get_backend(device).options._timeout,
-        use_local_synchronization=not is_whole_world,
-    )
-    return Ranks(new_group, device)
 
 
 def _first_difference(first: list[str], other: list[str]) -> tuple[str, str]:

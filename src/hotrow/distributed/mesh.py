@@ -1,0 +1,76 @@
+"""Create the process group for the tables of a device mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from hotrow.distributed.ranks import Ranks
+from hotrow.errors import HotrowError
+
+
+def make_ranks(mesh: Any, operation: str) -> Ranks:
+    """Return the ranks of a one-dimensional mesh, with a new process group.
+
+    Lookups use the new group, because DistributedDataParallel may be using the mesh's group at the
+    same time.
+
+    Raises:
+        HotrowError: the mesh isn't supported, or torch can't create a group of its ranks.
+    """
+    _check_mesh(mesh, operation)
+    mesh_ranks = Ranks(mesh.get_group(), torch.device(mesh.device_type))
+    members = mesh.mesh.tolist()
+    is_whole_world = len(members) == dist.get_world_size()
+    if not is_whole_world:
+        _check_group_counts(mesh_ranks, members, operation)
+    group = dist.new_group(
+        members,
+        timeout=mesh_ranks.group._get_backend(mesh_ranks.device).options._timeout,
+        use_local_synchronization=not is_whole_world,
+    )
+    return Ranks(group, mesh_ranks.device)
+
+
+def _check_mesh(mesh: Any, operation: str) -> None:
+    if not isinstance(mesh, DeviceMesh):
+        raise HotrowError(
+            f"mesh is a {type(mesh).__name__}, but {operation} takes a DeviceMesh",
+            fix="use torch.distributed.init_device_mesh(device, (dist.get_world_size(),))",
+        )
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names
+        choice = f"mesh[{names[-1]!r}]" if names else "mesh_dim_names, and select one dimension"
+        raise HotrowError(
+            f"the mesh has {mesh.ndim} dimensions, but {operation} takes a one-dimensional mesh",
+            fix=f"use {choice}",
+        )
+    members = mesh.mesh.tolist()
+    if mesh.get_coordinate() is None:
+        raise HotrowError(
+            f"rank {dist.get_rank()} is not one of the mesh's ranks {members}",
+            fix=f"call {operation} only on the ranks of the mesh",
+        )
+    if members != sorted(members):
+        # A group sorts its ranks, and torch's checkpoints of DTensors have permuted rows.
+        raise HotrowError(
+            f"the mesh has the ranks {members}, but {operation} takes them in ascending order",
+            fix="build the mesh from sorted ranks, for example with init_device_mesh",
+        )
+
+
+def _check_group_counts(ranks: Ranks, members: list[int], operation: str) -> None:
+    """Raise an error if the ranks are in different numbers of process groups.
+
+    torch puts this number in the new group's name, and ranks with different names would wait.
+    """
+    counts = ranks.agree(operation, len(dist.distributed_c10d._world.pg_names))
+    if len(set(counts)) > 1:
+        raise HotrowError(
+            f"the ranks {members} of the mesh are in different numbers of process groups "
+            f"({counts}), so torch can't create a group of them",
+            fix=f"call {operation} before you create groups for some of these ranks",
+        )
