@@ -7,9 +7,7 @@ import pickle
 import random
 import re
 import struct
-import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ import hotrow
 from hotrow import HotrowError, vocabulary
 from hotrow.table.parameter import Table
 from hotrow.vocabulary import Vocabulary
-from hotrow.vocabulary.keys import TextKeys
 from tests.support.tolerance import assert_same_bits
 from tests.support.vocabularies import COLUMNS, DenseRun, TableRun, assert_no_worse
 
@@ -258,7 +255,7 @@ def rewrite(path, change_header=None, change_data=None):
 def set_option(name, value):
     def change(header):
         options = json.loads(header["__metadata__"]["hotrow.vocabulary"])
-        options |= {"checksum": None, name: value}  # no checksum, so other checks find the change
+        options[name] = value
         header["__metadata__"]["hotrow.vocabulary"] = json.dumps(options)
 
     return change
@@ -280,7 +277,12 @@ DAMAGE = [
     (str, lambda path: rewrite(path, set_option("version", 2)), "its version is 2"),
     (str, lambda path: rewrite(path, set_option("unknown_rows", -1)), "unknown_rows is -1"),
     (str, lambda path: rewrite(path, set_option("unknown_rows", 2)), "seen has shape"),
-    (str, lambda path: rewrite(path, set_option("unknown", "x")), "unknown is 'x'"),
+    (str, lambda path: rewrite(path, set_option("unknown", "x")), "its checksum is wrong"),
+    (
+        str,
+        lambda path: path.write_bytes(path.read_bytes().replace(b"checksum", b"cheCksum")),
+        "KeyError: 'checksum'",
+    ),
     (str, lambda path: rewrite(path, None, set_number("keys.ends", 99)), "string positions of"),
     (str, lambda path: rewrite(path, None, set_number("keys.ends", -3)), "string positions of"),
     (int, lambda path: rewrite(path, None, set_number("seen", -1)), "seen has values outside"),
@@ -323,52 +325,10 @@ def test_no_flipped_bit_changes_what_is_loaded(key_type, tmp_path):
     assert error_count > 190
 
 
-def test_a_file_without_a_checksum_is_loaded(tmp_path):
-    words, _, _ = trained(int)
-    path = tmp_path / "words.safetensors"
-    words.save(path)
-    rewrite(path, set_option("checksum", None))
-    assert_same_state(Vocabulary.load(path, table_layer(1)), words)
-
-
 def test_numbers_of_numpy_are_saved(tmp_path):
     words = Vocabulary(table_layer(3), unknown="hash", unknown_rows=np.int64(3))
     words.save(tmp_path / "words.safetensors")
     assert_same_state(Vocabulary.load(words.state_dict(), table_layer(1)), words)
-
-
-def test_a_save_in_another_thread_waits_for_new_keys(tmp_path, monkeypatch):
-    words, _, _ = trained(str)
-    path, append = tmp_path / "words.safetensors", TextKeys.append
-    thread = threading.Thread(target=words.save, args=[path])
-
-    def append_and_save(keys, new):
-        append(keys, new)
-        thread.start()
-        thread.join(0.2)
-
-    monkeypatch.setattr(TextKeys, "append", append_and_save)
-    words.admit(["a", "b", "a", "b"])
-    thread.join()
-    assert_same_state(Vocabulary.load(path, table_layer(1)), words)
-
-
-def test_new_rows_may_be_computed_in_another_thread():
-    encoder = table_layer(5)
-    optimizer = hotrow.optim.AdamW(encoder.parameters())
-    encoder(torch.tensor([0, 1])).sum().backward()
-    optimizer.step()
-
-    pool = ThreadPoolExecutor(1)
-
-    def init(rows):
-        rows[:] = pool.submit(encoder, torch.tensor([2])).result(timeout=20)
-
-    layer = table_layer(1)
-    words = Vocabulary(layer, unknown="row", init=init)
-    words.admit(["a"])
-    pool.shutdown()
-    assert torch.equal(layer.weight[1], encoder.weight[2])
 
 
 def assert_same_state(found, expected):
@@ -482,6 +442,7 @@ def test_a_state_dict_does_not_change_with_the_vocabulary():
 STATE_DAMAGE = {
     "KeyError: 'seen'": lambda state: state.pop("seen"),
     "its version is 3": lambda state: state.update(version=3),
+    "unknown is 'x'": lambda state: state.update(unknown="x"),
     "unknown_rows is '1'": lambda state: state.update(unknown_rows="1"),
     "keys is not a list of strings": lambda state: state["keys"].append(3),
     "seen has shape (2, 3) for 3 keys": lambda state: state.update(seen=state["seen"][:, 1:]),

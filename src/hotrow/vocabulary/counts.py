@@ -24,6 +24,9 @@ class RowCounts:
     def __init__(self, seen: NDArray[np.int64], batch_count: int = 0) -> None:
         self._memory, self._row_count, self.batch_count = seen, seen.shape[1], batch_count
 
+    def __len__(self) -> int:
+        return self._row_count
+
     @property
     def seen(self) -> NDArray[np.int64]:
         """The argument with the same name; it shares the memory."""

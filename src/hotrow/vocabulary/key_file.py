@@ -30,7 +30,7 @@ from hotrow.vocabulary.key_state import (
 
 METADATA_KEY = "hotrow.vocabulary"
 _COUNTS = "seen", "pending_counts"
-_CHECKSUM = "checksum"  # files of hotrow 0.2 and older have none
+_CHECKSUM = "checksum"
 
 
 def write_keys(path: str | Path, arrays: dict[str, Any], options: dict[str, Any]) -> None:
@@ -71,8 +71,8 @@ def read_keys(path: str | Path) -> Contents:
             arrays = {name: read(file, name) for name in KEYS}
             arrays |= {name: file.get_tensor(name) for name in _COUNTS}
             check_arrays(arrays, options)
-            expected = options.pop(_CHECKSUM, None)
-            if expected is not None and expected != _checksum(_encode(arrays), options):
+            expected = options.pop(_CHECKSUM)
+            if expected != _checksum(_encode(arrays), options):
                 raise ValueError("its checksum is wrong")
     return arrays, options
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from hotrow.vocabulary.key_file import read_keys, write_keys
 from hotrow.vocabulary.key_state import Contents, from_state, to_state
 from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys, as_integers, as_text
 from hotrow.vocabulary.layers import find_layers, is_on_disk
+from hotrow.vocabulary.locks import LongLock, contents_lock
 from hotrow.vocabulary.states import check_owner, unwrap
 from hotrow.vocabulary.unknown_keys import check_policy
 
@@ -98,13 +98,15 @@ class Vocabulary:
 
     # A SHA-256 object that has hashed all keys, or None if no change has needed the hash yet.
     _key_hash: Any = None
-    _lock: Any  # an RLock
+    _change_lock: LongLock
+    _save_lock: LongLock
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Create the lock of a new, copied or unpickled vocabulary."""
+        """Create the locks of a new, copied or unpickled vocabulary."""
         self = super().__new__(cls)
         # Not the lock of `ExclusiveAccess`, because other threads may compute rows for `init`.
-        self._lock = threading.RLock()
+        self._change_lock = LongLock()
+        self._save_lock = LongLock()
         return self
 
     def __init__(
@@ -150,7 +152,7 @@ class Vocabulary:
                     fix="create a layer with that many rows, or call hotrow.vocabulary.resize",
                 )
         self._keys = (TextKeys if self.key_type is str else IntegerKeys)(first_row, values)
-        self._counts = RowCounts(np.zeros((2, len(self)), np.int64))
+        self._counts = RowCounts(np.zeros((2, first_row + len(values)), np.int64))
 
     @contextmanager
     def _failing_on_all_ranks(self) -> Iterator[None]:
@@ -164,10 +166,10 @@ class Vocabulary:
 
     def __len__(self) -> int:
         """The number of rows, including the rows for unknown keys."""
-        return self._keys.first_row + len(self._keys)
+        return len(self._counts)
 
     def __contains__(self, key: str | int) -> bool:
-        return bool(self._keys.find(self._as_keys([key]))[0] >= 0)
+        return bool(self._find(self._as_keys([key]))[0] >= 0)
 
     @property
     def unknown_rows(self) -> int:
@@ -176,20 +178,25 @@ class Vocabulary:
 
     def keys(self) -> list[Any]:
         """Return all keys with a row; the first key has row `unknown_rows`."""
-        return self._keys.to_list()
+        with contents_lock:
+            return self._keys.to_list()[: len(self) - self.unknown_rows]
 
     @property
     def counts(self) -> Tensor:
         """How often `admit` has seen each row, (V,) int64."""
-        return torch.from_numpy(self._counts.seen[0].copy())
+        with contents_lock:
+            return torch.from_numpy(self._counts.seen[0].copy())
 
     @property
     def idle_batches(self) -> Tensor:
         """The number of batches that `admit` has seen since it last saw each row, (V,) int64."""
-        return torch.from_numpy(self._counts.idle_batches())
+        with contents_lock:
+            return torch.from_numpy(self._counts.idle_batches())
 
     def look_up(self, keys: Any) -> Tensor:
         """Return the ids of keys, without changing the vocabulary.
+
+        Other threads may call this method during `admit` and `evict`.
 
         Args:
             keys: a list, an array or an int64 tensor of any shape.
@@ -201,7 +208,7 @@ class Vocabulary:
             HotrowError: a key has the wrong type, or has no row and `unknown` is "error".
         """
         values = self._as_keys(keys)
-        rows = self._keys.find(values)
+        rows = self._find(values)
         self._fill_unknown(values, rows)
         return _like(rows, keys)
 
@@ -224,15 +231,16 @@ class Vocabulary:
         """
         with self._failing_on_all_ranks():
             values = self._as_keys(keys)
-        with self._lock, PostponedSignals():
-            rows = self._keys.find(values)
+        with self._change_lock, PostponedSignals():
+            rows = self._find(values)
             positions = np.flatnonzero(rows < 0)
             if len(positions):
                 unknown = self._keys.pick(values, positions)
                 self._add_rows(unknown)
-                rows[positions] = self._keys.find(unknown)
+                rows[positions] = self._find(unknown)
                 self._fill_unknown(values, rows)
-            self._counts.add(rows)
+            with contents_lock:
+                self._counts.add(rows)
         return _like(rows, keys)
 
     def evict(self, rows: int, by: Order = "idle") -> Tensor:
@@ -254,7 +262,7 @@ class Vocabulary:
             HotrowError: before anything changes, if an argument is invalid, more than `rows` rows
                 must stay, or other code has changed the number of rows.
         """
-        with self._lock, PostponedSignals():
+        with self._change_lock, PostponedSignals():
             old_count = len(self)
             with self._failing_on_all_ranks():
                 kept = self._kept_rows(rows, by)
@@ -264,7 +272,8 @@ class Vocabulary:
                 counts = self._counts.selected(kept)
                 with self._change_layers(len(kept), keys, sources=sources):
                     pass
-                self._keys, self._counts = keys, counts
+                with contents_lock:
+                    self._keys, self._counts = keys, counts
         return RowChange(old_count, len(kept), sources).new_ids(torch.arange(old_count))
 
     def _kept_rows(self, rows: int, by: Order) -> Rows:
@@ -301,13 +310,15 @@ class Vocabulary:
     def save(self, path: str | Path) -> None:
         """Write the keys, their counts and the options to a safetensors file.
 
-        If writing fails, an existing file remains unchanged. Calls of `admit` and `evict` in other
-        threads wait. Save the model and the optimizer with `state_dict()` as usual.
+        If writing fails, an existing file remains unchanged. If several threads call this method,
+        they write one after the other. Save the model and the optimizer with `state_dict()` as
+        usual.
 
         Raises:
             HotrowError: the file can't be written.
         """
-        write_keys(path, *self._contents())
+        with self._save_lock, PostponedSignals():
+            write_keys(path, *self._contents())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the keys, their counts and the options, as `load` reads them.
@@ -323,7 +334,7 @@ class Vocabulary:
         return to_state(*self._contents())
 
     def _contents(self) -> Contents:
-        with self._lock, PostponedSignals():
+        with contents_lock, PostponedSignals():
             arrays = {
                 "keys": self._as_keys(self.keys()),
                 "pending_keys": self._as_keys(list(self._pending)),
@@ -389,6 +400,13 @@ class Vocabulary:
         self._pending = Counter(dict(pending))
         self._check_tables_on_disk()
 
+    def _find(self, keys: Any) -> Rows:
+        """Return the row of each key, or -1 if it has none."""
+        with contents_lock:
+            rows = self._keys.find(keys)
+            rows[rows >= len(self)] = -1  # another thread is just adding these rows
+        return rows
+
     def _as_keys(self, keys: Any) -> Any:
         """Return a batch of keys as a flat list of strings, or as a flat int64 array."""
         if isinstance(keys, Tensor):
@@ -415,17 +433,20 @@ class Vocabulary:
                 keys = self._as_keys(new)
             count = len(self._keys)
             try:
-                with self._change_layers(row_count, self._keys, keys):
+                with self._change_layers(row_count, self._keys, keys), contents_lock:
                     self._keys.append(keys)
             except BaseException:  # the change may have failed on another rank
                 if len(self._keys) > count:
-                    self._keys = self._keys.selected(np.arange(count))
+                    with contents_lock:
+                        self._keys = self._keys.selected(np.arange(count))
                 raise
-            self._counts = counts
-        for key in new:
-            pending.pop(key, None)
-            self._pending.pop(key, None)
-        dict.update(self._pending, pending)
+        with contents_lock:
+            if new:
+                self._counts = counts
+            for key in new:
+                pending.pop(key, None)
+                self._pending.pop(key, None)
+            dict.update(self._pending, pending)
 
     @contextmanager
     def _change_layers(
@@ -471,7 +492,8 @@ class Vocabulary:
 
     def __getstate__(self) -> dict[str, Any]:
         # Locks and `hashlib` objects can't be copied or pickled.
-        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_key_hash")}
+        left_out = "_change_lock", "_save_lock", "_key_hash"
+        return {k: v for k, v in self.__dict__.items() if k not in left_out}
 
     def _check_row_counts(self) -> None:
         """Raise an error if other code has added or dropped rows."""

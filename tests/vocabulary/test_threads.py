@@ -1,0 +1,183 @@
+"""Test vocabularies that several threads or forked processes use."""
+
+import os
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow.vocabulary import Vocabulary, key_vocabulary
+from hotrow.vocabulary.keys import TextKeys
+from hotrow.vocabulary.layers import VocabularyLayers
+
+KEYS = {str: ["a", "b", "c"], int: [7, -8, 9]}
+
+
+def table_layer(rows, columns=2):
+    return hotrow.convert(nn.Embedding(rows, columns), min_entries=0)
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("key_type", [str, int])
+def test_other_threads_see_new_keys_when_the_layer_has_their_rows(key_type, pool, monkeypatch):
+    layer, keys = table_layer(1), KEYS[key_type]
+    words = Vocabulary(layer, key_type=key_type, unknown="row")
+    words.admit(keys[:1])
+    set_row_count, seen = VocabularyLayers.set_row_count, []
+
+    def read():
+        state = words.state_dict()
+        return (words.look_up(keys).tolist(), len(words), words.keys(), keys[1] in words), state
+
+    def set_row_count_and_read(layers, change):
+        set_row_count(layers, change)
+        seen.append(pool.submit(read).result(timeout=20))
+
+    monkeypatch.setattr(VocabularyLayers, "set_row_count", set_row_count_and_read)
+    words.admit(keys)
+    ((found, state),) = seen
+    assert found == ([1, 0, 0], 2, keys[:1], False)
+    assert Vocabulary.load(state, table_layer(1)).keys() == keys[:1]
+    assert read()[0] == ([1, 2, 3], 4, keys, True)
+
+
+def test_lookups_of_integer_keys_are_right_while_keys_are_added(pool):
+    layer = table_layer(1)
+    words = Vocabulary(layer, key_type=int, unknown="row")
+    known = np.arange(64) * 10**12
+    rows = words.admit(known)
+    is_done = threading.Event()
+
+    def count_wrong():
+        wrong = 0
+        while not is_done.is_set():
+            wrong += not torch.equal(words.look_up(known), rows)
+        return wrong
+
+    wrong = pool.submit(count_wrong)
+    for first in range(0, 10**6, 10**5):
+        words.admit(np.arange(first, first + 10**5) * 3 + 1)
+    is_done.set()
+    assert wrong.result(timeout=20) == 0
+
+
+def test_a_slow_save_does_not_replace_a_later_one(tmp_path, pool, monkeypatch):
+    words = Vocabulary(table_layer(1), unknown="row")
+    path, write = tmp_path / "words.safetensors", key_vocabulary.write_keys
+    is_writing, is_later_save_done = threading.Event(), threading.Event()
+
+    def write_slowly(*arguments):
+        if not is_writing.is_set():
+            is_writing.set()
+            is_later_save_done.wait(timeout=0.5)
+        write(*arguments)
+
+    monkeypatch.setattr(key_vocabulary, "write_keys", write_slowly)
+    first = pool.submit(words.save, path)
+    is_writing.wait(timeout=20)
+    words.admit(["a"])
+    words.save(path)
+    is_later_save_done.set()
+    first.result(timeout=20)
+    assert Vocabulary.load(path, table_layer(1)).keys() == ["a"]
+
+
+def test_new_rows_may_be_computed_in_another_thread(pool):
+    encoder = table_layer(5)
+    optimizer = hotrow.optim.AdamW(encoder.parameters())
+    encoder(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+
+    def init(rows):
+        rows[:] = pool.submit(encoder, torch.tensor([2])).result(timeout=20)
+
+    layer = table_layer(1)
+    words = Vocabulary(layer, unknown="row", init=init)
+    words.admit(["a"])
+    assert torch.equal(layer.weight[1], encoder.weight[2])
+
+
+def test_a_hook_of_the_optimizer_may_read_the_vocabulary(pool):
+    layer = table_layer(1)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    is_in_hook, is_in_admit = threading.Event(), threading.Event()
+    words = Vocabulary(layer, optimizer, unknown="row", init=lambda _: is_in_admit.set())
+
+    def add_keys(optimizer, state):
+        is_in_hook.set()
+        assert is_in_admit.wait(timeout=20)
+        return {**state, "words": words.state_dict()}
+
+    optimizer.register_state_dict_post_hook(add_keys)
+    state = pool.submit(optimizer.state_dict)
+    is_in_hook.wait(timeout=20)
+    words.admit(["a"])
+    assert state.result(timeout=20)["words"]["keys"] == []
+
+
+def exit_code_of_fork(run):
+    """Return the exit code of a forked process that calls `run`: 0 if it returns True."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this process has threads
+        child = os.fork()
+    if child == 0:
+        threading.Timer(20, os._exit, [1]).start()
+        try:
+            os._exit(0 if run() is True else 2)
+        finally:
+            os._exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_fork_waits_for_a_thread_that_is_writing_the_keys(pool, monkeypatch):
+    words, append = Vocabulary(table_layer(1), unknown="row"), TextKeys.append
+    is_appending = threading.Event()
+
+    def append_slowly(keys, new):
+        append(keys, new[:1])
+        is_appending.set()
+        time.sleep(0.2)
+        append(keys, new[1:])
+
+    monkeypatch.setattr(TextKeys, "append", append_slowly)
+    change = pool.submit(words.admit, ["a", "b"])
+    is_appending.wait(timeout=20)
+    assert exit_code_of_fork(lambda: words.look_up(["a"]).tolist() in ([0], [1])) == 0
+    change.result(timeout=20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_process_can_use_a_vocabulary_that_a_thread_is_changing(tmp_path, pool):
+    is_in_init, is_forked = threading.Event(), threading.Event()
+
+    def init(rows):
+        is_in_init.set()
+        assert is_forked.wait(timeout=20)
+
+    layer = table_layer(1)
+    words = Vocabulary(layer, unknown="row", init=init)
+    change = pool.submit(words.admit, ["a"])
+    is_in_init.wait(timeout=20)
+
+    def use():
+        is_forked.set()
+        words.admit(["b"])
+        words.save(tmp_path / "words.safetensors")
+        return words.keys() == ["b"]
+
+    assert exit_code_of_fork(use) == 0
+    is_forked.set()
+    change.result(timeout=20)
+    assert words.keys() == ["a"]
