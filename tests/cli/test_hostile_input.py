@@ -138,19 +138,19 @@ def test_files_of_other_programs_beside_a_table_are_ignored(
     assert run(*f"{TABLE} --ids 1".split()).code == 0
 
 
-def save_like_version_2(path: Path, **metadata: str) -> None:
+def save_like_version_2(path: Path, page: int, **metadata: str) -> None:
     """Write a table in the same form as hotrow 0.2: without a mark, and with a header of a page."""
     header = {"weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}
     if metadata:
         header["__metadata__"] = metadata
-    text = json.dumps(header).encode().ljust(4096 - 8)
+    text = json.dumps(header).encode().ljust(page - 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(32))
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_a_stale_table_is_not_read(run: Run, tmp_path: Path, marked: bool) -> None:
+@pytest.mark.parametrize(("marked", "page"), [(True, 4096), (False, 4096), (False, 1 << 16)])
+def test_a_stale_table_is_not_read(run: Run, tmp_path: Path, marked: bool, page: int) -> None:
     mark = {"format": "hotrow.disk 2", "save": "1"} if marked else {}
-    save_like_version_2(tmp_path / "weight.safetensors", **mark)
+    save_like_version_2(tmp_path / "weight.safetensors", page, **mark)
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "weight.safetensors")
     found = run("compare", "--ids", "1", "--table", "folder/link")
     assert (found.code, "the record of its save (run.json) is not next to it" in found.err) == (

@@ -1,6 +1,7 @@
 """Test which zip archives hotrow accepts as .pt files."""
 
 import io
+import random
 import struct
 import warnings
 import zipfile
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.serialization import config
 
 from hotrow import HotrowError
 from hotrow.inputs.checkpoint import load_checkpoint
@@ -74,6 +76,30 @@ def test_file_that_torch_saves_is_read(tmp_path: Path, name: str, contents: obje
     assert str(load_inputs(str(path))) == str(contents)
     with path.open("rb") as file:
         assert str(load_checkpoint(file, path)) == str(contents)
+
+
+def test_flipped_bits_do_not_change_the_contents() -> None:
+    values, errors = torch.arange(1000.0), 0
+    data = saved({"ids": VALUES, "values": values})
+    for place in random.Random(0).sample(range(8 * len(data)), 300):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        try:
+            loaded = load_checkpoint(io.BytesIO(changed), "x.pt")
+        except HotrowError:
+            errors += 1
+        else:
+            assert torch.equal(loaded["ids"], VALUES)
+            assert torch.equal(loaded["values"], values)
+    assert errors > 200
+
+
+def test_file_without_checksums_is_read() -> None:
+    with config.patch("save.compute_crc32", False):
+        data = saved()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert archive.testzip() is not None
+    assert torch.equal(load_checkpoint(io.BytesIO(data), "x.pt"), VALUES)
 
 
 DAMAGE: dict[str, tuple[Callable[[], bytes], str]] = {

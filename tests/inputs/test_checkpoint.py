@@ -2,9 +2,11 @@
 
 import io
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils.serialization import config
 
 from hotrow import HotrowError
 from hotrow.inputs.checkpoint import load_checkpoint
@@ -55,6 +57,26 @@ def test_indices_that_torch_would_read_out_of_bounds_are_refused(layout, compres
     torch.save({"a": [damaged]}, file)
     with pytest.raises(HotrowError, match="it has a sparse tensor with invalid indices"):
         load_checkpoint(file, "x.pt")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_loads_in_several_threads_leave_torchs_setting_unchanged(is_enabled):
+    file = io.BytesIO()
+    torch.save([torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), list(range(100))], file)
+    setting = torch.sparse.check_sparse_tensor_invariants
+    with setting(is_enabled), ThreadPoolExecutor(3) as pool:
+        copies = [io.BytesIO(file.getvalue()) for _ in range(300)]
+        for loaded in pool.map(load_checkpoint, copies, [f"{i}.pt" for i in range(300)]):
+            assert torch.equal(loaded[0].to_dense(), torch.eye(3))
+        assert setting.is_enabled() == is_enabled
+
+
+def test_torchs_option_to_map_files_has_no_effect():
+    file = io.BytesIO()
+    torch.save(torch.eye(3), file)
+    with config.patch("load.mmap", True):
+        assert torch.equal(load_checkpoint(file, "x.pt"), torch.eye(3))
 
 
 def test_a_sparse_tensor_with_an_index_outside_its_size_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter
 from typing import Any
@@ -11,6 +10,7 @@ from torch import nn
 
 from hotrow.conversion.sampling import Search, call_states
 from hotrow.conversion.uses import COUNT_SIZE, SmallSize, operation_name
+from hotrow.locks import ForkSafeLock
 from hotrow.onehot.parts import Field
 from hotrow.onehot.size_limits import OTHER_SIZE, SCATTER_SIZE
 from hotrow.onehot.tensor import OneHot
@@ -289,7 +289,7 @@ class Record:
         self.finders: dict[Any, Any] = {}
         self._origins: dict[tuple[int, int, Any], Origin] = {}
         self._codes: list[Any] = []  # kept alive, because their ids are keys of `_origins`
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def origins(self) -> list[Origin]:
         """Return the origins of one-hots in order of appearance."""

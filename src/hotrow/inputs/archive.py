@@ -20,6 +20,7 @@ _RECORD = re.compile(
     r"\.data/serialization_id",
     re.ASCII,
 )
+_BLOCK_BYTES = 1 << 20
 _END = struct.Struct("<4s4H2LH")  # the last bytes of an archive
 _LOCATOR = struct.Struct("<4sLQL")  # before the end of a zip64 archive
 _LONG_END = struct.Struct("<4sQ2H2L4Q")  # before the locator
@@ -29,7 +30,7 @@ def check_archive(file: IO[bytes]) -> dict[str, int]:
     """Check a file, and return the size of each storage, in bytes.
 
     A compressed file, or a file that contains the same bytes under several names, could fill the
-    memory. torch doesn't write such files.
+    memory. torch doesn't write such files. Unlike torch, this function compares the checksums.
 
     Raises:
         ValueError, zipfile.BadZipFile: `torch.save` could not have written the file.
@@ -40,7 +41,20 @@ def check_archive(file: IO[bytes]) -> dict[str, int]:
         raise ValueError("it was not written by torch 1.6 or newer")
     _check_end(file, size)
     with zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
+        folder = _check_entries(archive.infolist(), size)
+        for entry in archive.infolist():
+            if entry.CRC:  # `torch.save` may omit the checksums
+                _read_entry(archive, entry)
+    storages = f"{folder}/data/"
+    return {
+        entry.orig_filename.removeprefix(storages): entry.file_size
+        for entry in archive.infolist()
+        if entry.orig_filename.startswith(storages)
+    }
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> str:
+    """Check the directory of an archive, and return the folder that contains all files."""
     if any(each.compress_type != zipfile.ZIP_STORED for each in entries):
         raise ValueError("it is compressed")
     if sum(each.file_size for each in entries) > size:
@@ -52,12 +66,14 @@ def check_archive(file: IO[bytes]) -> dict[str, int]:
             raise ValueError(f"it has an entry that torch does not write: {name!r:.60}")
     if len(set(names)) < len(names):
         raise ValueError("it has two entries of the same name")
-    storages = f"{folder}/data/"
-    return {
-        name.removeprefix(storages): entry.file_size
-        for name, entry in zip(names, entries, strict=True)
-        if name.startswith(storages)
-    }
+    return folder
+
+
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """Read an entry, so that zipfile compares its checksum."""
+    with archive.open(entry) as stream:
+        while stream.read(_BLOCK_BYTES):
+            pass
 
 
 def _check_end(file: IO[bytes], size: int) -> None:

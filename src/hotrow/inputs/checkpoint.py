@@ -23,6 +23,9 @@ from hotrow.inputs.archive import check_archive
 from hotrow.inputs.pickle_program import check_program
 from hotrow.inputs.regular_file import reader_errors
 from hotrow.inputs.text import escape_unprintable
+from hotrow.locks import ForkSafeLock
+
+_setting_lock = ForkSafeLock()
 
 
 def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = None) -> Any:
@@ -44,17 +47,29 @@ def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = N
         storages = check_archive(file)
         check_program(_read_program(file), storages, size, name)
         file.seek(0)
-        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
-            try:
-                contents = torch.load(
-                    file,
-                    map_location=_saved_device if device is None else device,
-                    weights_only=True,
-                )
-            finally:  # after an error, the next load would check the tensors of this file
-                torch._utils._sparse_tensors_to_validate.clear()
+        with _unchecked_sparse_tensors():
+            contents = torch.load(
+                file,
+                map_location=_saved_device if device is None else device,
+                weights_only=True,
+                mmap=False,
+            )
         _check_sparse_tensors(contents)
         return contents
+
+
+@contextmanager
+def _unchecked_sparse_tensors() -> Iterator[None]:
+    """Let `torch.load` create sparse tensors unchecked, because its own checks may crash.
+
+    torch has one setting for all threads.
+    """
+    unchecked = torch.sparse.check_sparse_tensor_invariants(False)  # type: ignore[no-untyped-call]
+    with _setting_lock, unchecked:
+        try:
+            yield
+        finally:  # after an error, the next load would check the tensors of this file
+            torch._utils._sparse_tensors_to_validate.clear()
 
 
 def _saved_device(storage: Any, location: str) -> Any:
@@ -67,15 +82,14 @@ def _saved_device(storage: Any, location: str) -> Any:
 
 def _check_sparse_tensors(contents: Any) -> None:
     """Raise an error if operations on a sparse tensor could read other memory or divide by zero."""
-    objects, seen, sparse = [contents], set(), []
+    objects, seen = [contents], set()
     while objects:
         each = objects.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
         if isinstance(each, torch.Tensor) and each.layout != torch.strided:
-            _check_compressed(each)
-            sparse.append(each)
+            _check_sparse_tensor(each)
         elif isinstance(each, dict):
             objects += [
                 *dict.keys(each),
@@ -84,24 +98,32 @@ def _check_sparse_tensors(contents: Any) -> None:
             ]
         elif isinstance(each, list | tuple | set):
             objects += each
-    torch._utils._sparse_tensors_to_validate[:] = sparse
-    with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
-        torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
 
 
-def _check_compressed(tensor: torch.Tensor) -> None:
-    """Check what torch doesn't check, and the indices that it uses while it checks others."""
+def _check_sparse_tensor(tensor: torch.Tensor) -> None:
+    if tensor.layout == torch.sparse_coo:
+        torch._validate_sparse_coo_tensor_args(
+            tensor._indices(),
+            tensor._values(),
+            tensor.shape,
+            tensor.is_coalesced(),
+            check_pinning=False,
+        )
+        return
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         compressed, plain = tensor.crow_indices(), tensor.col_indices()
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        compressed, plain = tensor.ccol_indices(), tensor.row_indices()
     else:
-        return
+        compressed, plain = tensor.ccol_indices(), tensor.row_indices()
+    # torch uses these indices while it checks others.
     is_inside = (compressed >= 0) & (compressed <= plain.shape[-1])
     if not (is_inside.all() and (compressed.diff() >= 0).all()):
         raise ValueError("it has a sparse tensor with invalid indices")
-    if 0 in tensor.values().shape[compressed.ndim :]:  # after the batch and the number of blocks
+    values = tensor.values()
+    if 0 in values.shape[compressed.ndim :]:  # after the batch and the number of blocks
         raise ValueError("it has a sparse tensor whose blocks are empty")
+    torch._validate_sparse_compressed_tensor_args(
+        compressed, plain, values, tensor.shape, tensor.layout, check_pinning=False
+    )
 
 
 @contextmanager

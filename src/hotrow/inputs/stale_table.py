@@ -10,6 +10,7 @@ from typing import Any
 from hotrow.errors import HotrowError
 from hotrow.inputs.regular_file import read_regular, reader_errors
 
+_SMALLEST_PAGE = 4096
 _MAX_RUN_BYTES = 1 << 26  # hotrow.disk's limit for run.json
 
 
@@ -22,7 +23,7 @@ def check_settled(path: Path, file: Any, descriptor: int) -> None:
         descriptor: its descriptor.
     """
     metadata = file.metadata() or {}
-    is_unmarked = not metadata and file.keys() == ["weight"] and _header_fills_page(descriptor)
+    is_unmarked = not metadata and len(file.keys()) == 1 and _header_fills_pages(descriptor)
     if not (is_unmarked or metadata.get("format", "").startswith("hotrow.disk")):
         return  # a run.json or journal next to it belongs to another program
     folder = path.resolve().parent  # a link to the table may be in another folder
@@ -43,10 +44,11 @@ def check_settled(path: Path, file: Any, descriptor: int) -> None:
         )
 
 
-def _header_fills_page(descriptor: int) -> bool:
-    """Return whether the header takes a page, as in the files of hotrow 0.2, which have no mark."""
+def _header_fills_pages(descriptor: int) -> bool:
+    """Return whether the header takes whole pages, as in hotrow 0.2, which left files unmarked."""
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return os.read(descriptor, 8) == (4096 - 8).to_bytes(8, "little")
+    length = 8 + int.from_bytes(os.read(descriptor, 8), "little")
+    return length % _SMALLEST_PAGE == 0
 
 
 def _read_record(run: Path) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 
 import torch
 
 from hotrow.errors import HotrowError
+from hotrow.locks import ForkSafeLock
 from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 
 _optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 
 
 def register(optimizer: torch.optim.Optimizer) -> None:

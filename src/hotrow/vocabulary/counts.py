@@ -22,7 +22,8 @@ class RowCounts:
     """
 
     def __init__(self, seen: NDArray[np.int64], batch_count: int = 0) -> None:
-        self._memory, self._row_count, self.batch_count = seen, seen.shape[1], batch_count
+        self._memory, self.batch_count = seen, batch_count
+        self._row_count: int = seen.shape[1]
 
     def __len__(self) -> int:
         return self._row_count

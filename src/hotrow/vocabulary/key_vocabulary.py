@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_count
+from hotrow.locks import ForkSafeLock
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.changing import (
@@ -24,12 +25,12 @@ from hotrow.vocabulary.changing import (
     failing_on_all_ranks,
     spans_processes,
 )
+from hotrow.vocabulary.contents_lock import contents_lock
 from hotrow.vocabulary.counts import Order, RowCounts
 from hotrow.vocabulary.key_file import read_keys, write_keys
 from hotrow.vocabulary.key_state import Contents, from_state, to_state
 from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys, as_integers, as_text
 from hotrow.vocabulary.layers import find_layers, is_on_disk
-from hotrow.vocabulary.locks import LongLock, contents_lock
 from hotrow.vocabulary.states import check_owner, unwrap
 from hotrow.vocabulary.unknown_keys import check_policy
 
@@ -98,15 +99,15 @@ class Vocabulary:
 
     # A SHA-256 object that has hashed all keys, or None if no change has needed the hash yet.
     _key_hash: Any = None
-    _change_lock: LongLock
-    _save_lock: LongLock
+    _change_lock: ForkSafeLock
+    _save_lock: ForkSafeLock
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Create the locks of a new, copied or unpickled vocabulary."""
         self = super().__new__(cls)
         # Not the lock of `ExclusiveAccess`, because other threads may compute rows for `init`.
-        self._change_lock = LongLock()
-        self._save_lock = LongLock()
+        self._change_lock = ForkSafeLock()
+        self._save_lock = ForkSafeLock()
         return self
 
     def __init__(

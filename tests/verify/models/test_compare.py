@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from enum import Enum
 
@@ -1108,6 +1109,26 @@ def test_json_names_include_units():
     assert content["findings"][0].keys() >= {"path", "what", "converted", "how", "why"}
 
 
+class NamedItems(OrderedDict):
+    """A dict whose items are also attributes, as in Hugging Face's `ModelOutput`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.__dict__.update(self)
+
+
+def test_inputs_keep_their_classes_and_shared_objects():
+    class Model(Policy):
+        def forward(self, fields, counts, same):
+            assert type(fields) is NamedItems
+            assert fields.states is fields["states"] is same
+            assert same.requires_grad
+            return super().forward(fields.states.long()) + counts["missing"]
+
+    states = STATES.float().requires_grad_() * 1  # deepcopy refuses this tensor
+    assert run(Model, (NamedItems(states=states), Counter("aab"), states))
+
+
 # --- invalid models and inputs ----------------------------------------------------------------
 
 
@@ -1138,6 +1159,7 @@ class Stuck(Policy):
         ),
         (Policy, {"state": STATES}, r"Policy fails on these inputs \(state int64 \(50,\)"),
         (Policy, STATES + 9, r"Policy fails on these inputs .*Class values must be small"),
+        (Policy, [[0] * 1000] * 101, "the inputs have more than 100,000 values in lists"),
         (Policy, {3: STATES}, "the inputs are a dict with the key 3, but the keys must be names"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from hotrow.verify.models.results import (
 )
 from hotrow.verify.models.splice import ProductSplice
 
+_MAX_VALUES = 100_000  # comparing them takes about 20 s
 _LARGEST = 8  # the largest integer in the outputs' gradients
 
 
@@ -38,6 +40,12 @@ class Inputs:
     @classmethod
     def of(cls, inputs: Any) -> Inputs:
         """Create `Inputs` from a tensor, a tuple or list, or a dict of keyword arguments."""
+        values = named_leaves(inputs, "")
+        if next(islice(values, _MAX_VALUES, None), None) is not None:
+            raise HotrowError(
+                f"the inputs have more than {_MAX_VALUES:,} values in lists, dicts and objects",
+                fix="pass lists of numbers as tensors",
+            )
         if isinstance(inputs, Mapping):
             other_key = next((key for key in inputs if not isinstance(key, str)), None)
             if other_key is not None:
@@ -51,7 +59,13 @@ class Inputs:
 
     def copy(self) -> Inputs:
         """Return a deep copy, including the tensors."""
-        return Inputs(_copy_value(self.args), _copy_value(self.kwargs))
+        # deepcopy can't copy tensors that are not leaves of autograd's graph.
+        tensors = [tensor for _, tensor in self.tensors]
+        copies = {
+            id(tensor): tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            for tensor in tensors
+        }
+        return Inputs(deepcopy(self.args, copies), deepcopy(self.kwargs, copies))
 
     @property
     def by_name(self) -> dict[str, Any]:
@@ -79,17 +93,6 @@ class Inputs:
             shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
             texts.append(f"{'' if name.isdecimal() else f'{name} '}{kind} {shape}")
         return ", ".join(texts) or "no tensors"
-
-
-def _copy_value(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        return {key: _copy_value(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        several = [_copy_value(each) for each in value]
-        return type(value)(*several) if hasattr(value, "_fields") else type(value)(several)
-    return deepcopy(value)
 
 
 @dataclass(frozen=True)
