@@ -18,9 +18,14 @@ class ForkSafeLock:
         self._lock: Any = threading.RLock()
         _locks.add(self)
 
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this thread holds the lock."""
+        return bool(self._lock._is_owned())
+
     def release_others(self) -> None:
         """Release the lock if another thread holds it."""
-        if not self._lock._is_owned():
+        if not self.is_held_here:
             self._lock = threading.RLock()
 
     def __enter__(self) -> None:

@@ -14,6 +14,7 @@ from hotrow import HotrowError, disk, vocabulary
 from hotrow.disk import folder as folder_module
 from hotrow.disk import journal
 from hotrow.disk import store as store_module
+from hotrow.table import reading
 from tests.disk.folders import COLUMNS, ROWS, train
 from tests.support.exhaustive import exhaustive
 from tests.support.tolerance import assert_same_bits
@@ -361,3 +362,23 @@ def test_a_failed_change_of_the_rows_does_not_stop_saves_in_other_threads(store)
     meanwhile.join()
     del alias
     assert_contains(store, "autosave", expected)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_lookup_reads_rows_that_another_thread_has_settled(is_trained, store):
+    optimizer = train(store, [6])
+    group = reading.find_distinct
+
+    def group_and_settle(*arguments):
+        thread = threading.Thread(target=optimizer.state_dict)
+        thread.start()
+        thread.join()
+        return group(*arguments)
+
+    ids = torch.arange(0, ROWS, 3)
+    with (
+        mock.patch.object(reading, "find_distinct", group_and_settle),
+        torch.set_grad_enabled(is_trained),
+    ):
+        found = store.layer(ids).detach()
+    assert_same_bits(found, weights_after(range(7))[ids])

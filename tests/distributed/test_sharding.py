@@ -829,6 +829,27 @@ def test_unsupported_models_raise_on_every_rank():
             assert text in error
 
 
+def shard_after_destroyed_group(ranks):
+    """Shard two layers over some ranks, and destroy another group in between."""
+    group = dist.new_group()
+    mesh = DeviceMesh("cpu", ranks)
+    try:
+        if dist.get_rank() not in ranks:
+            return None
+        shard(hotrow.convert(nn.Embedding(10, 3)), mesh)
+        dist.destroy_process_group(group)
+        return error_text(shard, hotrow.convert(nn.Embedding(10, 3)), mesh)
+    finally:
+        dist.barrier()
+
+
+def test_a_group_that_torch_cannot_create_is_an_error():
+    found = rank_processes(3).run(shard_after_destroyed_group, [0, 1])
+    for rank in (0, 1):
+        assert "torch can't create another process group of the ranks [0, 1]" in found[rank]
+    rank_processes(3).close()
+
+
 # --- Stale rows and partial tables ---------------------------------------------------------------
 
 

@@ -126,6 +126,46 @@ def test_a_key_gets_a_row_after_enough_occurrences(key_type):
     assert words.keys() == [a, b]
     never = Vocabulary(table_layer(1), key_type=key_type, unknown="row", admit_after=0)
     assert never.admit([a, a, a]).tolist() == [0, 0, 0]
+    with pytest.raises(HotrowError, match=r"admit_after is \d+, but .*: to give no new key a "):
+        Vocabulary(layer, key_type=key_type, unknown="row", admit_after=2**62)
+
+
+@pytest.mark.parametrize("method", [lambda words: words.admit(["b"]), lambda words: words.evict(1)])
+def test_init_cannot_change_the_vocabulary(method):
+    layer = table_layer(1)
+    words = Vocabulary(layer, unknown="row", init=lambda rows: method(words))
+    with pytest.raises(HotrowError, match="already changing, so init can't change it too"):
+        words.admit(["a"])
+    assert layer.num_embeddings == len(words) == 1
+    assert words.keys() == []
+
+
+def test_compiled_code_may_admit_keys():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = table_layer(1)
+            self.optimizer = hotrow.optim.Adam(self.layer.parameters(), lr=0.1)
+            self.words = Vocabulary(self.layer, self.optimizer, unknown="row")
+            self.words.admit(["a"])
+
+        def forward(self, keys):
+            return self.layer(self.words.admit(keys))
+
+    models = Model(), Model()
+    models[1].load_state_dict(models[0].state_dict())
+    calls = torch.compile(models[0], backend="eager"), models[1]
+    for i in range(8):
+        batch = [f"{(i * 3 + j) % 11}" for j in range(4)]
+        results = []
+        for model, call in zip(models, calls, strict=True):
+            torch.manual_seed(i)
+            results.append(call(batch))
+            results[-1].sum().backward()
+            model.optimizer.step()
+            model.optimizer.zero_grad()
+        assert_same_bits(*results)
+    assert models[0].words.keys() == models[1].words.keys()
 
 
 @pytest.mark.parametrize("by", ["idle", "count"])
@@ -325,8 +365,8 @@ def test_no_flipped_bit_changes_what_is_loaded(key_type, tmp_path):
     assert error_count > 190
 
 
-def test_numbers_of_numpy_are_saved(tmp_path):
-    words = Vocabulary(table_layer(3), unknown="hash", unknown_rows=np.int64(3))
+def test_options_of_numpy_are_saved(tmp_path):
+    words = Vocabulary(table_layer(3), unknown=np.str_("hash"), unknown_rows=np.int64(3))
     words.save(tmp_path / "words.safetensors")
     assert_same_state(Vocabulary.load(words.state_dict(), table_layer(1)), words)
 

@@ -54,6 +54,34 @@ def test_training_continues_as_after_a_change_by_hand(name, options):
     runs.check()
 
 
+@pytest.mark.parametrize("is_coalesced", [True, False])
+@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize("ids", [[4, 0, -1, 2], None])
+def test_a_sparse_gradient_keeps_its_rows(ids, dimensions, is_coalesced):
+    layer = nn.Embedding(5, 3, sparse=True)
+    layer(torch.tensor([2, 4, 2, 1])).pow(2).sum().backward()
+    if dimensions == 2:
+        layer.weight.grad = layer.weight.grad.to_dense().to_sparse()
+    if is_coalesced:
+        layer.weight.grad = layer.weight.grad.coalesce()
+    expected = torch.cat([layer.weight.grad.to_dense(), torch.zeros(2, 3)])
+    if ids is None:
+        vocabulary.resize(layer, 7)
+    else:
+        vocabulary.take(layer, ids)
+        expected = expected[ids]
+    assert layer.weight.grad.is_sparse
+    assert_same_bits(layer.weight.grad.to_dense(), expected)
+    torch.optim.SGD([layer.weight], lr=0.1).step()
+
+
+def test_an_output_layer_may_have_a_sparse_gradient():
+    head = nn.Linear(3, 5)
+    head.weight.grad = torch.eye(5, 3).to_sparse()
+    vocabulary.resize(head, 4)
+    assert_same_bits(head.weight.grad.to_dense(), torch.eye(4, 3))
+
+
 def test_old_rows_keep_the_steps_that_they_have_missed():
     runs = ThreeRuns("AdamW", {"lr": 0.1}, rows=50)
     runs.steps(6)

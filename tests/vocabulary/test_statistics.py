@@ -42,6 +42,16 @@ def test_initial_values_other_than_zero_are_not_touched():
     assert vocabulary.stats(layer).touched_rows is None
 
 
+def test_a_shared_weight_counts_once():
+    layer, head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+    head.weight = layer.weight
+    optimizer = torch.optim.Adam(layer.parameters())
+    train(layer, optimizer, [1])
+    words = vocabulary.Vocabulary([layer, head], keys=["a", "b", "c"], unknown="row")
+    found = vocabulary.stats(words, optimizer)
+    assert (found.weight_bytes, found.state_bytes) == (32, 64)
+
+
 def test_a_vocabulary_lists_the_keys_that_would_be_evicted():
     layer = nn.Embedding(1, 2)
     words = vocabulary.Vocabulary(layer, unknown="row")

@@ -147,7 +147,8 @@ def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
         return None
     if not _is_square(matrix) or not _is_identity(matrix, index):
         return None
-    rows = torch.arange(len(matrix))[index.long()]  # indexing resolves negative ids
+    ids = torch.arange(len(matrix), device=index.device)
+    rows = ids[index.long()]  # indexing resolves negative ids
     return OneHot([Field(rows.unsqueeze(-1), None, len(matrix))], matrix.dtype)
 
 

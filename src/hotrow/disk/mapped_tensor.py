@@ -45,7 +45,7 @@ def filled_blocks(
     rows, columns = shape
     block_rows = max(1, _BLOCK_VALUES // columns)
     for begin in range(0, rows, block_rows):
-        block = torch.empty(min(block_rows, rows - begin), columns, dtype=dtype)
+        block = torch.empty(min(block_rows, rows - begin), columns, dtype=dtype, device="cpu")
         shape = block.shape
         fill(block)
         if block.shape != shape:

@@ -63,11 +63,19 @@ def _check_mesh(mesh: Any, operation: str) -> None:
 
 
 def _check_group_counts(ranks: Ranks, members: list[int], operation: str) -> None:
-    """Raise an error if the ranks are in different numbers of process groups.
+    """Raise an error if torch can't find the same unused name for the new group on these ranks.
 
-    torch puts this number in the new group's name, and ranks with different names would wait.
+    The name depends on the number of process groups. Ranks with different names would wait.
     """
-    counts = ranks.agree(operation, len(dist.distributed_c10d._world.pg_names))
+    names = dist.distributed_c10d._world.pg_names
+    failure = None
+    if dist.distributed_c10d._hash_ranks_to_str(members) in names.values():
+        failure = HotrowError(
+            f"torch can't create another process group of the ranks {members}, because a group "
+            "was destroyed after the last one was created",
+            fix=f"call {operation} before you destroy process groups",
+        )
+    counts = ranks.agree(operation, len(names), failure)
     if len(set(counts)) > 1:
         raise HotrowError(
             f"the ranks {members} of the mesh are in different numbers of process groups "

@@ -224,7 +224,7 @@ class ShardedRowChange(RowChange):
         """Return the old index of each new row in a slice, or -1 for an added row."""
         if self.sources is not None:
             return self.sources[rows]
-        ids = torch.arange(rows.start, rows.stop)
+        ids = torch.arange(rows.start, rows.stop, device="cpu")
         return torch.where(ids < self.old_count, ids, -1)
 
     def _owners(self, sources: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def seeded_table(rows: int, columns: int, seed: int = 123) -> Tensor:
 def _zipf(rows: int, count: int, seed: int = 123) -> tuple[int, ...]:
     """Draw ids distributed like words in text, with frequencies proportional to 1 / (id + 1)."""
     generator = torch.Generator().manual_seed(seed)
-    frequencies = 1.0 / torch.arange(1, rows + 1)
+    frequencies = 1.0 / torch.arange(1, rows + 1, device="cpu")
     return tuple(torch.multinomial(frequencies, count, True, generator=generator).tolist())
 
 

@@ -40,5 +40,5 @@ def map_tensor(descriptor: int, name: str, shape: tuple[int, ...], dtype: torch.
     if end - begin != count * dtype.itemsize or not data <= begin <= end <= len(memory):
         raise ValueError("the file has changed while it was read")
     if not count:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=begin).view(shape)

@@ -46,7 +46,8 @@ def sizes_of(t: Tensor) -> tuple[int, ...]:
 
 def number_of_dtype(value: float, dtype: torch.dtype) -> Tensor:
     """Return the number as a 0-D tensor of this dtype, or raise torch's error for an overflow."""
-    is_set = torch.ones((), dtype=torch.bool)  # a constant would fail in torch.compile
+    # A constant would fail in torch.compile.
+    is_set = torch.ones((), dtype=torch.bool, device="cpu")
     return is_set.to(dtype).masked_fill(is_set, value)
 
 

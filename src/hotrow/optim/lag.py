@@ -113,7 +113,7 @@ class RowLag:
             self.slots[name] = self._make_slot(name, initial, loaded.get(name)).detach()
         # The scalars in torch's state. Each step updates them in place, as torch does.
         self.scalar_tensors: dict[str, Tensor] = {
-            name: loaded.get(name, torch.tensor(value, dtype=scalar_dtype()))
+            name: loaded.get(name, torch.tensor(value, dtype=scalar_dtype(), device="cpu"))
             for name, value in self.ledger.torch_scalars(group).items()
         }
         self._scalar_marks = {name: _mark(scalar) for name, scalar in self.scalar_tensors.items()}
@@ -300,12 +300,16 @@ class RowLag:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
         self.raise_earlier_error()
         with ExclusiveAccess(self):
-            if self.is_closed:  # by another thread, which has settled all rows
+            if self._has_no_steps():
                 return
             step_count = self.ledger.length
             self._run(lambda updater: updater.settle(rows))
             if rows is None:
                 self.settled_steps = step_count
+
+    def _has_no_steps(self) -> bool:
+        """Return whether another thread has settled all rows, and closed or replaced a lag."""
+        return self.is_closed or not self.ledger.length
 
     def look_up(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by `ids`, (..., D). The next step will update them.
@@ -316,13 +320,13 @@ class RowLag:
             self.close()
         with exclusive_access.lock:
             self.check_idle()
-            if self.is_closed:
+            if self._has_no_steps():
                 return self._read(ids)
             updater = self.rows()
             if updater.looks_up_atomically:  # postponing signals would take 4 us
                 return updater.look_up(ids)
         with ExclusiveAccess(self):
-            if self.is_closed:
+            if self._has_no_steps():
                 return self._read(ids)
             return self._run(lambda updater: updater.look_up(ids))
 
@@ -356,7 +360,7 @@ class RowLag:
         if not self._has_same_storage():
             self.close()
         with ExclusiveAccess(self):
-            if self.is_closed:
+            if self._has_no_steps():
                 return self._read(ids)
             table, slots = self._row_views()
             rows, *row_slots = (tensor[ids.rows] for tensor in (table, *slots))

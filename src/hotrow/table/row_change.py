@@ -50,7 +50,7 @@ class RowChange:
         """Whether all rows stay where they are."""
         if self.new_count != self.old_count:
             return False
-        ids = torch.arange(self.new_count)
+        ids = torch.arange(self.new_count, device="cpu")
         return self.sources is None or torch.equal(self.sources, ids.to(self.sources.device))
 
     def apply(self, rows: Tensor, added: float | Tensor, *, extend: bool = False) -> Tensor:
@@ -80,16 +80,39 @@ class RowChange:
     def apply_to(
         self, tensor: Tensor, added: float | Tensor, *, columns: bool, extend: bool = False
     ) -> Tensor:
-        """Call `apply` on a (V, ...) tensor, or with `columns`, on a (D, V) tensor."""
+        """Call `apply` on a (V, ...) tensor, or with `columns`, on a (D, V) tensor.
+
+        The added rows of a sparse tensor are 0.
+        """
+        if tensor.is_sparse:
+            return self._apply_to_sparse(tensor, columns)
         if not columns:
             return self.apply(tensor, added, extend=extend)
         return self.apply(tensor.t(), added).t().contiguous().data
+
+    def _apply_to_sparse(self, tensor: Tensor, columns: bool) -> Tensor:
+        """Change the rows of a sparse tensor, such as the gradient of a sparse `nn.Embedding`."""
+        axis = int(columns)
+        if tensor.sparse_dim() <= axis:
+            tensor = tensor.to_dense().to_sparse()
+        indices = tensor._indices().clone()
+        indices[axis] = self.new_ids(indices[axis])
+        kept = indices[axis] >= 0
+        shape = list(tensor.shape)
+        shape[axis] = self.new_count
+        return torch.sparse_coo_tensor(
+            indices[:, kept],
+            tensor._values()[kept],
+            shape,
+            check_invariants=False,
+            is_coalesced=tensor.is_coalesced() and self.sources is None,
+        )
 
     def new_ids(self, ids: Tensor) -> Tensor:
         """Return the new id of each old id (int64, same shape), or -1 if its row was dropped."""
         if self.sources is None:
             return torch.where(ids < self.new_count, ids, -1)
-        result = torch.full((self.old_count,), -1)
+        result = torch.full((self.old_count,), -1, device=self.sources.device)
         new = (self.sources >= 0).nonzero()[:, 0]
         result[self.sources[new]] = new
         return result.to(ids.device)[ids]

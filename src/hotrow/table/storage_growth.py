@@ -107,7 +107,7 @@ def _is_private(storage: torch.UntypedStorage) -> bool:
         and storage.resizable()
         and not storage.is_shared()
         # In torch 2.11, the storage's own `is_pinned` causes a deprecation warning.
-        and not torch.empty(0, dtype=torch.uint8).set_(storage).is_pinned()
+        and not torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).is_pinned()
     )
 
 

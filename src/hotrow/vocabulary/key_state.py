@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.errors import HotrowError
+from hotrow.vocabulary.unknown_keys import COUNT_LIMIT
 
 VERSION = 1
 _OPTIONS = {"unknown": str, "unknown_rows": int, "admit_after": int, "batch_count": int}
-_LIMIT = 2**62  # for counts; leaves them room to grow
 KEYS = "keys", "pending_keys"  # lists of strings, or int64 arrays
 _DIMENSIONS = {"pending_counts": 1, "seen": 2}
 
@@ -75,7 +75,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ValueError(f"its version is {options.get('version')!r:.60}, not {VERSION}")
     for name, kind in _OPTIONS.items():
         value: Any = options[name]
-        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < _LIMIT):
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < COUNT_LIMIT):
             raise ValueError(f"{name} is {value!r:.60}")
 
 
@@ -103,7 +103,7 @@ def check_arrays(arrays: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     if len(set(keys)) < len(keys) or len({*keys, *pending}) < len(keys) + len(pending):
         raise ValueError("a key is repeated")
     for name in _DIMENSIONS:
-        if ((arrays[name] < 0) | (arrays[name] >= _LIMIT)).any():
+        if ((arrays[name] < 0) | (arrays[name] >= COUNT_LIMIT)).any():
             raise ValueError(f"{name} has values outside of 0..2**62 - 1")
     if (arrays["seen"][1] > options["batch_count"]).any():
         raise ValueError("a key was last seen after the last batch")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_count
+from hotrow.kernels.tracing import never_trace
 from hotrow.locks import ForkSafeLock
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.table.row_change import RowChange
@@ -68,7 +69,8 @@ class Vocabulary:
             and "hash" uses one of the first `unknown_rows` rows, depending on the key's hash.
         unknown_rows: the number of rows at the start of the layer for unknown keys. Defaults to 0
             for "error", and to 1 for "row".
-        admit_after: `admit` assigns a row to a key after it has seen the key this many times.
+        admit_after: `admit` assigns a row to a key after it has seen the key this many times. With
+            0, no new key gets a row.
         init: the values of new rows; see `resize`.
 
     Attributes:
@@ -124,7 +126,8 @@ class Vocabulary:
     ) -> None:
         self.layers = [layer] if isinstance(layer, nn.Module) else list(layer)
         self.optimizer, self._init = optimizer, init
-        self.unknown, self.admit_after, self.key_type = unknown, admit_after, key_type
+        self.unknown = str(unknown)  # it may be a string of NumPy
+        self.admit_after, self.key_type = admit_after, key_type
         self._keys: KeyMap
         self._pending: Counter[Any] = Counter()
         with self._failing_on_all_ranks():
@@ -154,6 +157,21 @@ class Vocabulary:
                 )
         self._keys = (TextKeys if self.key_type is str else IntegerKeys)(first_row, values)
         self._counts = RowCounts(np.zeros((2, first_row + len(values)), np.int64))
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Let other threads change the vocabulary only before or after the `with` block.
+
+        Raises:
+            HotrowError: this thread is already changing the vocabulary.
+        """
+        if self._change_lock.is_held_here:
+            raise HotrowError(
+                "the vocabulary is already changing, so init can't change it too",
+                fix="call admit and evict outside of init",
+            )
+        with self._change_lock, PostponedSignals():
+            yield
 
     @contextmanager
     def _failing_on_all_ranks(self) -> Iterator[None]:
@@ -213,6 +231,7 @@ class Vocabulary:
         self._fill_unknown(values, rows)
         return _like(rows, keys)
 
+    @never_trace
     def admit(self, keys: Any) -> Tensor:
         """Return the ids of keys, after assigning rows to new keys.
 
@@ -232,7 +251,7 @@ class Vocabulary:
         """
         with self._failing_on_all_ranks():
             values = self._as_keys(keys)
-        with self._change_lock, PostponedSignals():
+        with self._changing():
             rows = self._find(values)
             positions = np.flatnonzero(rows < 0)
             if len(positions):
@@ -244,6 +263,7 @@ class Vocabulary:
                 self._counts.add(rows)
         return _like(rows, keys)
 
+    @never_trace
     def evict(self, rows: int, by: Order = "idle") -> Tensor:
         """Drop keys and their rows until the given number of rows is left.
 
@@ -263,7 +283,7 @@ class Vocabulary:
             HotrowError: before anything changes, if an argument is invalid, more than `rows` rows
                 must stay, or other code has changed the number of rows.
         """
-        with self._change_lock, PostponedSignals():
+        with self._changing():
             old_count = len(self)
             with self._failing_on_all_ranks():
                 kept = self._kept_rows(rows, by)
@@ -275,12 +295,11 @@ class Vocabulary:
                     pass
                 with contents_lock:
                     self._keys, self._counts = keys, counts
-        return RowChange(old_count, len(kept), sources).new_ids(torch.arange(old_count))
+        old_ids = torch.arange(old_count, device="cpu")
+        return RowChange(old_count, len(kept), sources).new_ids(old_ids)
 
     def _kept_rows(self, rows: int, by: Order) -> Rows:
         """Check the arguments of `evict`, and return the old ids of the remaining rows."""
-        if by not in EVICTION:
-            raise HotrowError(f"by is {by!r}, but it must be 'idle' or 'count'")
         rows = check_count("rows", rows)
         self._check_row_counts()
         order = self._eviction_order(by)
@@ -296,11 +315,13 @@ class Vocabulary:
 
     def next_evicted(self, count: int, by: Order = "idle") -> list[Any]:
         """Return the keys that `evict` would drop first, without dropping them."""
-        keys, order = self.keys(), self._eviction_order(by)[:count]
+        keys, order = self.keys(), self._eviction_order(by)[: check_count("count", count)]
         return [keys[row] for row in (order - self.unknown_rows).tolist()]
 
     def _eviction_order(self, by: Order) -> Rows:
         """Return the rows that may be evicted, in the order in which they would be dropped."""
+        if by not in EVICTION:
+            raise HotrowError(f"by is {by!r}, but it must be 'idle' or 'count'")
         may_go = np.arange(len(self)) >= self.unknown_rows
         for layer in self.layers:
             layers = find_layers(layer)

@@ -47,12 +47,13 @@ class VocabularyLayers:
     def padding_rows(self) -> Tensor:
         """Return the padding rows of the layers, int64."""
         indices = (getattr(user, "padding_idx", None) for user in self.users)
-        return torch.tensor([index for index in indices if index is not None], dtype=torch.int64)
+        rows = [index for index in indices if index is not None]
+        return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def frozen_rows(self) -> Tensor:
         """Return the frozen rows, int64."""
         frozen = self.weight.frozen_rows if isinstance(self.weight, Table) else None
-        return torch.empty(0, dtype=torch.int64) if frozen is None else frozen
+        return torch.empty(0, dtype=torch.int64, device="cpu") if frozen is None else frozen
 
     def set_row_count(self, change: RowChange) -> None:
         """Update the sizes and padding rows that the layers store."""
@@ -60,7 +61,8 @@ class VocabularyLayers:
             if isinstance(user, Embeddings):
                 user.num_embeddings = change.new_count
                 if user.padding_idx is not None:
-                    user.padding_idx = int(change.new_ids(torch.tensor(user.padding_idx)))
+                    padding = torch.tensor(user.padding_idx, device="cpu")
+                    user.padding_idx = int(change.new_ids(padding))
             elif isinstance(user, nn.Linear):
                 name = "in_features" if self.columns else "out_features"
                 setattr(user, name, change.new_count)

@@ -148,7 +148,7 @@ def take(
         optimizer = unwrap(optimizer)
     with change_rows([(layers, change)], optimizer, init):
         pass
-    return change.new_ids(torch.arange(change.old_count))
+    return change.new_ids(torch.arange(change.old_count, device="cpu"))
 
 
 def _check_sources(ids: Any, row_count: int) -> Tensor:

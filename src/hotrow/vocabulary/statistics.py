@@ -77,7 +77,8 @@ def stats(
 
     Args:
         vocabulary: a `Vocabulary`, or a layer or model as in `hotrow.vocabulary.resize`.
-        optimizer: the layer's optimizer, which holds the state to measure.
+        optimizer: the layer's optimizer, which holds the state to measure. Defaults to the
+            optimizer of the `Vocabulary`.
         evicted: how many keys to list, starting with the first that `Vocabulary.evict` would drop.
 
     Returns:
@@ -105,12 +106,13 @@ def stats(
     counts: Tensor | None = None
     name, idle, keys = "", None, ()
     if isinstance(vocabulary, Vocabulary):
-        layers, optimizer = vocabulary.layers, vocabulary.optimizer
+        layers = vocabulary.layers
+        optimizer = vocabulary.optimizer if optimizer is None else optimizer
         counts, idle = vocabulary.counts, vocabulary.idle_batches
         name, keys = "batches since admit saw a row", tuple(vocabulary.next_evicted(evicted))
     inner = unwrap(optimizer)
     found = [find_layers(layer) for layer in layers]
-    weights = [each.weight for each in found]
+    weights = list({id(each.weight): each.weight for each in found}.values())
     states = [] if inner is None else [row_tensors(inner, weight) for weight in weights]
     tensors = [_raw(weight) for weight in weights]
     slots = [slot for state in states for slot in state.values()]

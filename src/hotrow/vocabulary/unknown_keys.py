@@ -6,12 +6,18 @@ from hotrow.errors import HotrowError
 from hotrow.ids import check_count
 
 UNKNOWN = "error", "row", "hash"
+COUNT_LIMIT = 2**62  # counts must be smaller, so that they have room to grow
 
 
 def check_policy(unknown: str, unknown_rows: int | None, admit_after: int) -> int:
     """Return the number of rows for unknown keys."""
     if unknown not in UNKNOWN:
         raise HotrowError(f"unknown is {unknown!r:.60}, but it must be 'error', 'row' or 'hash'")
+    if admit_after >= COUNT_LIMIT:
+        raise HotrowError(
+            f"admit_after is {admit_after}, but it must be less than 2**62",
+            fix="to give no new key a row, pass 0",
+        )
     if unknown == "error":
         if unknown_rows:
             raise HotrowError(

@@ -70,7 +70,8 @@ def _(func: Any, x: Any, other: Tensor) -> Any:
 def _(func: Any, x: OneHot, dtype: Any = None, **kwargs: Any) -> Any:
     if dtype is None or kwargs or x.cached_device.type != "cpu":
         return NotImplemented
-    like = torch.empty(0, dtype=x.cached_dtype).type(dtype)  # a dtype, its name or a tensor class
+    like = torch.empty(0, dtype=x.cached_dtype, device="cpu")
+    like = like.type(dtype)  # a dtype, its name or a tensor class
     return cast(x, like.dtype, like.device, copy=False)
 
 
@@ -89,7 +90,7 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
         parts.append(castable.to(dtype, device, copy))
     out, fill = empty_meta(x.sizes, x.strides, dtype), x.fill
     if fill or fill is False:  # torch can't subtract False from a number
-        fill = torch.tensor(fill, dtype=x.cached_dtype).to(dtype).real.item()
+        fill = torch.tensor(fill, dtype=x.cached_dtype, device="cpu").to(dtype).real.item()
     return derive(
         x,
         parts,
