@@ -23,7 +23,7 @@ from tests.support.exhaustive import exhaustive
 pytestmark = pytest.mark.usefixtures("small_tables")
 
 MODELS = """
-import os, torch, typer, warnings, torch.nn.functional as F
+import collections, os, torch, typer, warnings, torch.nn.functional as F
 from torch import nn
 
 class Policy(nn.Module):
@@ -95,6 +95,9 @@ def by_name():
 
 def floats():
     return torch.rand(4)
+
+def user_dict():
+    return collections.UserDict(by_name())
 
 def three():
     return 1, 2, 3
@@ -274,6 +277,7 @@ def swapped(described: str) -> str:
     [
         ("@Policy", "@pair", "int64 (4,), float32 (4, 1)"),
         ("@built", "@by_name", "scale float32 (4, 1), states int64 (4,)"),
+        ("@built", "@user_dict", "scale float32 (4, 1), states int64 (4,)"),
         ("@Held.build", "states.pt", "int64 (4,)"),
         ("@build", "./states.pt", "int64 (4,)"),
         ("@build", "pair.pt", "int64 (4,), float32 (4, 1)"),
@@ -456,7 +460,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("exits:build --inputs @states", "exits cannot be imported: SystemExit: usage: exits.py", ONE),
     (
         "@fails --inputs @states",
-        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 79)",
+        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 82)",
         ONE,
     ),
     ("@Quitter --inputs @states", "nets.models:Quitter exits Python: SystemExit: 0", "remove sys"),

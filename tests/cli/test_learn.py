@@ -258,6 +258,12 @@ def test_times_without_comparisons_are_an_error(learn: Run, tmp_path: Path, text
     assert not (tmp_path / "page.html").exists()
 
 
+def test_times_of_other_operations_are_an_error(learn: Run, tmp_path: Path) -> None:
+    (tmp_path / "times.json").write_text('{"comparisons": [{"operation": "gather"}]}')
+    found = learn("--times", "times.json", "--save", "page.html")
+    assert (found.code, "it compares other operations than" in found.err) == (2, True)
+
+
 @pytest.mark.parametrize("name", [*TIMES, "deep.json"])
 def test_invalid_times_get_a_message_and_exit_code_2(learn: Run, tmp_path: Path, name: str) -> None:
     if name == "deep.json":

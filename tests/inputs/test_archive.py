@@ -46,6 +46,20 @@ def with_entry(name: str) -> bytes:
     return archive_of([*entries(saved()), (name, program)])
 
 
+def with_changed_entry(offset: int, value: bytes, extra: bytes = b"") -> bytes:
+    """Return an archive with another value in the directory's first entry."""
+    data = bytearray(saved())
+    first = data.index(b"PK\1\2")
+    data[first + offset : first + offset + len(value)] = value
+    (length,) = struct.unpack_from("<H", data, first + 28)
+    data[first + 46 + length : first + 46 + length] = extra
+    # The size of the directory, twice, and the place after it.
+    for number, place in (("<L", -10), ("<Q", -58), ("<Q", -34)):
+        (old,) = struct.unpack_from(number, data, len(data) + place)
+        struct.pack_into(number, data, len(data) + place, old + len(extra))
+    return bytes(data)
+
+
 def with_two_directories() -> bytes:
     """Return an archive that has a second directory, to which only the locator points."""
     data, other = saved(), saved(OTHER)
@@ -135,6 +149,12 @@ DAMAGE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: saved(OTHER) + saved(),
         "its directory is not at its end",
     ),
+    "directory flag": (lambda: with_changed_entry(38, b"\x10"), "its directory is not one"),
+    "extra field": (
+        lambda: with_changed_entry(30, b"\4\0", b"\x99\x99\0\0"),
+        "its directory is not one",
+    ),
+    "no content": (lambda: with_changed_entry(16, bytes(8)), "it is compressed"),
     "two directories": (with_two_directories, "its directory is not at its end"),
     "bytes after the archive": (lambda: saved() + b"\0", "bytes follow the archive"),
     "a comment": (

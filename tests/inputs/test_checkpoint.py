@@ -102,6 +102,25 @@ def test_a_sparse_tensor_with_empty_blocks_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_hybrid_tensor_without_values_is_read():
+    sparse = torch.eye(4).unsqueeze(-1).expand(4, 4, 2)[..., :0].to_sparse_csr(dense_dim=1)
+    file = io.BytesIO()
+    torch.save(sparse, file)
+    assert load_checkpoint(file, "x.pt").shape == (4, 4, 0)
+
+
+def test_a_full_gpu_is_an_error(monkeypatch):
+    def fail(storage, location):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("hotrow.inputs.checkpoint.default_restore_location", fail)
+    file = io.BytesIO()
+    torch.save(torch.eye(2), file)
+    with pytest.raises(HotrowError, match="CUDA out of memory"):
+        load_checkpoint(file, "x.pt")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("layout", ["csr", "csc", "bsr"])
 def test_a_batch_of_matrices_without_values_is_read(layout):
     arguments = [(2, 2)] if layout == "bsr" else []

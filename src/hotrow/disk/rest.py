@@ -27,7 +27,7 @@ def serialize_rest(rest: Any) -> bytes:
     buffer = io.BytesIO()
     try:
         torch.save(rest, buffer)
-        load_checkpoint(buffer, REST_FILE)
+        load_checkpoint(buffer, REST_FILE, device="cpu")
         if buffer.getbuffer().nbytes > MAX_REST_BYTES:
             raise ValueError(f"it has more than {MAX_REST_BYTES:,} bytes")
     except Exception as error:

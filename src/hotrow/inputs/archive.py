@@ -21,6 +21,8 @@ _RECORD = re.compile(
     re.ASCII,
 )
 _BLOCK_BYTES = 1 << 20
+_FOLDER = 0x10  # an attribute; torch doesn't read such an entry, and returns uninitialized memory
+_SHORT_LIMIT = 0xFFFFFFFF  # larger numbers follow in an extra field
 _END = struct.Struct("<4s4H2LH")  # the last bytes of an archive
 _LOCATOR = struct.Struct("<4sLQL")  # before the end of a zip64 archive
 _LONG_END = struct.Struct("<4sQ2H2L4Q")  # before the locator
@@ -55,8 +57,11 @@ def check_archive(file: IO[bytes]) -> dict[str, int]:
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> str:
     """Check the directory of an archive, and return the folder that contains all files."""
-    if any(each.compress_type != zipfile.ZIP_STORED for each in entries):
-        raise ValueError("it is compressed")
+    for each in entries:
+        if each.compress_type != zipfile.ZIP_STORED or each.compress_size != each.file_size:
+            raise ValueError("it is compressed")
+        if each.external_attr & _FOLDER or each.extra != _extra_field(each):
+            raise ValueError("its directory is not one that torch writes")
     if sum(each.file_size for each in entries) > size:
         raise ValueError("it is smaller than its contents")
     names = [each.orig_filename for each in entries]
@@ -67,6 +72,13 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> str:
     if len(set(names)) < len(names):
         raise ValueError("it has two entries of the same name")
     return folder
+
+
+def _extra_field(entry: zipfile.ZipInfo) -> bytes:
+    """Return the numbers of an entry that need 64 bits, in the form of the zip64 format."""
+    numbers = entry.file_size, entry.compress_size, entry.header_offset
+    large = [each for each in numbers if each >= _SHORT_LIMIT]
+    return struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:

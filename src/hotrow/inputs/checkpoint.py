@@ -76,6 +76,8 @@ def _saved_device(storage: Any, location: str) -> Any:
     """Move a storage to the device it was saved from, or leave it on the CPU."""
     try:
         return default_restore_location(storage, location)  # type: ignore[no-untyped-call]
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:  # this machine lacks the device
         return storage
 
@@ -119,7 +121,8 @@ def _check_sparse_tensor(tensor: torch.Tensor) -> None:
     if not (is_inside.all() and (compressed.diff() >= 0).all()):
         raise ValueError("it has a sparse tensor with invalid indices")
     values = tensor.values()
-    if 0 in values.shape[compressed.ndim :]:  # after the batch and the number of blocks
+    has_blocks = tensor.layout in (torch.sparse_bsr, torch.sparse_bsc)
+    if has_blocks and 0 in values.shape[compressed.ndim : compressed.ndim + 2]:
         raise ValueError("it has a sparse tensor whose blocks are empty")
     torch._validate_sparse_compressed_tensor_args(
         compressed, plain, values, tensor.shape, tensor.layout, check_pinning=False

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_inputs(name: str, seed: int = 0) -> Any:
             f"--inputs {name!r} is neither module:function nor a {' or '.join(_SUFFIXES)} file",
             fix="pass the name of a function that returns the inputs, or save them with torch.save",
         )
-    if not isinstance(inputs, torch.Tensor | tuple | list | dict):
+    if not isinstance(inputs, torch.Tensor | tuple | list | Mapping):
         raise HotrowError(
             f"the inputs from {name} are of type {type(inputs).__name__}, but must be a tensor, a "
             "tuple or list of positional arguments, or a dict of keyword arguments",

@@ -50,6 +50,8 @@ def from_comparisons(content: Any) -> list[Timing]:
     comparisons = content.get("comparisons") if isinstance(content, dict) else None
     if not isinstance(comparisons, list) or not comparisons:
         raise HotrowError("it has no comparisons")
+    if any("matmul" not in each and "operation" in each for each in comparisons):
+        raise HotrowError("it compares other operations than embeddings")
     return [
         Timing(
             V=each["rows"],

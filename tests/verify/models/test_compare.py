@@ -671,6 +671,13 @@ class InAttributeOfDict(Hidden):
         return mark(Marked(scores=scores), scores.detach() + wrong)
 
 
+class InAttributeWithoutName(Hidden):
+    def compute(self, scores, wrong, given):
+        value = OrderedDict(a=scores.detach() + wrong)
+        value.__dict__[1] = 2  # a .pt file can contain such a dict
+        return value
+
+
 class InAttributeOfEmptyList(Hidden):
     def compute(self, scores, wrong, given):
         return mark(MarkedList(), scores.detach() + wrong)
@@ -882,6 +889,7 @@ MAIN_RESULTS = (
             (InPrivateSlot, "output[1]._Base__secret", None),
             (InAttributeOfDict, "output[1].mark", None),
             (InAttributeOfEmptyList, "output[1].mark", None),
+            (InAttributeWithoutName, "output[1]['a']", None),
             (InAttributeOfTensor, "output[1].mark", None),
             (InAttributeOfText, "output[1].mark", None),
             (InAttributeOfNumber, "output[1].mark", None),

@@ -87,7 +87,9 @@ def _attributes(value: Any) -> dict[str, Any]:
     for name in names:
         with suppress(Exception):  # the attribute isn't set
             attributes[name] = getattr(value, name)
-    attributes |= getattr(value, "__dict__", {})
+    attributes |= {
+        name: each for name, each in getattr(value, "__dict__", {}).items() if isinstance(name, str)
+    }
     if not isinstance(value, _WITH_VALUES):
         return attributes
     if isinstance(value, Tensor) and (
