@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from safetensors.torch import save_file
 import hotrow
 from hotrow.cli import compare as cli_compare
 from hotrow.cli import main as cli
-from hotrow.inputs import loader
+from hotrow.inputs import checkpoint, loader
+from hotrow.inputs.pickle_program import check_program
 from hotrow.onehot.rules import products
 from tests.support.exhaustive import exhaustive
 
@@ -634,6 +636,17 @@ def test_only_tensors_are_unpickled(run: Run, folder: Path) -> None:
     assert found.code == 2
     assert "hotrow loads only tensors from pickle files" in found.err
     assert not (folder / "sprung").exists()
+
+
+def test_a_file_that_changes_after_its_checks_is_not_read_again(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_and_change(*arguments: Any) -> None:
+        check_program(*arguments)
+        (folder / "states.pt").write_bytes((folder / "number.pt").read_bytes())
+
+    monkeypatch.setattr(checkpoint, "check_program", check_and_change)
+    assert run("@built --inputs states.pt").code == 0
 
 
 def test_an_argument_that_is_not_a_model_is_a_usage_error(run: Run) -> None:
