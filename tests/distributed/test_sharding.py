@@ -2225,7 +2225,7 @@ def fail_in_a_vocabulary(method, count, operation, order):
         if is_bad and operation == "append":
             raise MemoryError("out of memory")
 
-    original, words._keys.append = words._keys.append, append
+    original, words._rows.keys.append = words._rows.keys.append, append
     arguments = {
         "init": (words.admit, [6]),
         "append": (words.admit, [6]),
@@ -2346,7 +2346,7 @@ def admit_to_earlier_vocabularies(method, count, batches_of_ranks, new_keys):
     {"shard": shard, "replicate": replicate}[method](layer, mesh_of_all(count))
     errors = [error_text(words.admit, new_keys[:1])]
     hash_all = AssertionError("admit hashed all keys again")
-    with patch.object(type(words._keys), "to_list", side_effect=hash_all):
+    with patch.object(type(words._rows.keys), "to_list", side_effect=hash_all):
         if errors == [None]:
             errors.append(error_text(words.admit, new_keys[1:2]))
     if dist.get_rank() == 1:

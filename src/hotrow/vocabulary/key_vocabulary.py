@@ -26,11 +26,11 @@ from hotrow.vocabulary.changing import (
     failing_on_all_ranks,
     spans_processes,
 )
-from hotrow.vocabulary.contents_lock import contents_lock
-from hotrow.vocabulary.counts import Order, RowCounts
+from hotrow.vocabulary.counts import Order
 from hotrow.vocabulary.key_file import read_keys, write_keys
+from hotrow.vocabulary.key_rows import KeyRows, to_list
 from hotrow.vocabulary.key_state import Contents, from_state, to_state
-from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys, as_integers, as_text
+from hotrow.vocabulary.keys import KeyMap, Rows, as_integers, as_text
 from hotrow.vocabulary.layers import find_layers, is_on_disk
 from hotrow.vocabulary.states import check_owner, unwrap
 from hotrow.vocabulary.unknown_keys import check_policy
@@ -128,14 +128,12 @@ class Vocabulary:
         self.optimizer, self._init = optimizer, init
         self.unknown = str(unknown)  # it may be a string of NumPy
         self.admit_after, self.key_type = admit_after, key_type
-        self._keys: KeyMap
-        self._pending: Counter[Any] = Counter()
         with self._failing_on_all_ranks():
             self._set_keys(keys, unknown_rows)
         for each in self.layers:
             weight = find_layers(each).weight
             if spans_processes(weight):
-                agree_on_keys(weight, _describe_keys(self._extend_hash(self._keys)))
+                agree_on_keys(weight, _describe_keys(self._extend_hash(self._rows.keys)))
 
     def _set_keys(self, keys: Any, unknown_rows: int | None) -> None:
         self.admit_after = check_count("admit_after", self.admit_after)
@@ -143,7 +141,7 @@ class Vocabulary:
         if self.key_type not in (str, int):
             raise HotrowError(f"key_type is {self.key_type!r}, but it must be str or int")
         values = self._as_keys(keys)
-        repeated = [key for key, count in Counter(_to_list(values)).items() if count > 1]
+        repeated = [key for key, count in Counter(to_list(values)).items() if count > 1]
         if repeated:
             raise HotrowError(f"keys contains {repeated[0]!r} twice", fix="list each key once")
         for each in self.layers:
@@ -155,8 +153,7 @@ class Vocabulary:
                     "for keys",
                     fix="create a layer with that many rows, or call hotrow.vocabulary.resize",
                 )
-        self._keys = (TextKeys if self.key_type is str else IntegerKeys)(first_row, values)
-        self._counts = RowCounts(np.zeros((2, first_row + len(values)), np.int64))
+        self._rows = KeyRows(first_row, values)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -185,32 +182,29 @@ class Vocabulary:
 
     def __len__(self) -> int:
         """The number of rows, including the rows for unknown keys."""
-        return len(self._counts)
+        return len(self._rows)
 
     def __contains__(self, key: str | int) -> bool:
-        return bool(self._find(self._as_keys([key]))[0] >= 0)
+        return bool(self._rows.find(self._as_keys([key]))[0] >= 0)
 
     @property
     def unknown_rows(self) -> int:
         """The number of rows for unknown keys."""
-        return self._keys.first_row
+        return self._rows.keys.first_row
 
     def keys(self) -> list[Any]:
         """Return all keys with a row; the first key has row `unknown_rows`."""
-        with contents_lock:
-            return self._keys.to_list()[: len(self) - self.unknown_rows]
+        return self._rows.to_list()
 
     @property
     def counts(self) -> Tensor:
         """How often `admit` has seen each row, (V,) int64."""
-        with contents_lock:
-            return torch.from_numpy(self._counts.seen[0].copy())
+        return torch.from_numpy(self._rows.seen())
 
     @property
     def idle_batches(self) -> Tensor:
         """The number of batches that `admit` has seen since it last saw each row, (V,) int64."""
-        with contents_lock:
-            return torch.from_numpy(self._counts.idle_batches())
+        return torch.from_numpy(self._rows.idle_batches())
 
     def look_up(self, keys: Any) -> Tensor:
         """Return the ids of keys, without changing the vocabulary.
@@ -227,7 +221,7 @@ class Vocabulary:
             HotrowError: a key has the wrong type, or has no row and `unknown` is "error".
         """
         values = self._as_keys(keys)
-        rows = self._find(values)
+        rows = self._rows.find(values)
         self._fill_unknown(values, rows)
         return _like(rows, keys)
 
@@ -252,15 +246,14 @@ class Vocabulary:
         with self._failing_on_all_ranks():
             values = self._as_keys(keys)
         with self._changing():
-            rows = self._find(values)
+            rows = self._rows.find(values)
             positions = np.flatnonzero(rows < 0)
             if len(positions):
-                unknown = self._keys.pick(values, positions)
+                unknown = self._rows.keys.pick(values, positions)
                 self._add_rows(unknown)
-                rows[positions] = self._find(unknown)
+                rows[positions] = self._rows.find(unknown)
                 self._fill_unknown(values, rows)
-            with contents_lock:
-                self._counts.add(rows)
+            self._rows.count(rows)
         return _like(rows, keys)
 
     @never_trace
@@ -289,12 +282,11 @@ class Vocabulary:
                 kept = self._kept_rows(rows, by)
             sources = torch.from_numpy(kept)
             if len(kept) < old_count:
-                keys = self._keys.selected(kept[self.unknown_rows :] - self.unknown_rows)
-                counts = self._counts.selected(kept)
+                keys = self._rows.keys.selected(kept[self.unknown_rows :] - self.unknown_rows)
+                counts = self._rows.counts.selected(kept)
                 with self._change_layers(len(kept), keys, sources=sources):
                     pass
-                with contents_lock:
-                    self._keys, self._counts = keys, counts
+                self._rows.replace(keys, counts)
         old_ids = torch.arange(old_count, device="cpu")
         return RowChange(old_count, len(kept), sources).new_ids(old_ids)
 
@@ -327,7 +319,7 @@ class Vocabulary:
             layers = find_layers(layer)
             may_go[torch.cat([layers.padding_rows(), layers.frozen_rows().cpu()]).numpy()] = False
         candidates = np.flatnonzero(may_go)
-        return self._counts.sort(candidates, by)
+        return self._rows.sort(candidates, by)
 
     def save(self, path: str | Path) -> None:
         """Write the keys, their counts and the options to a safetensors file.
@@ -356,19 +348,13 @@ class Vocabulary:
         return to_state(*self._contents())
 
     def _contents(self) -> Contents:
-        with contents_lock, PostponedSignals():
-            arrays = {
-                "keys": self._as_keys(self.keys()),
-                "pending_keys": self._as_keys(list(self._pending)),
-                "pending_counts": np.array(list(self._pending.values()), np.int64),
-                "seen": self._counts.seen.copy(),
-            }
-            options = {
-                "unknown": self.unknown,
-                "unknown_rows": self.unknown_rows,
-                "admit_after": self.admit_after,
-                "batch_count": self._counts.batch_count,
-            }
+        arrays, batch_count = self._rows.to_arrays()
+        options = {
+            "unknown": self.unknown,
+            "unknown_rows": self.unknown_rows,
+            "admit_after": self.admit_after,
+            "batch_count": batch_count,
+        }
         return arrays, options
 
     @classmethod
@@ -403,31 +389,17 @@ class Vocabulary:
             self._set_contents(
                 from_state(source) if isinstance(source, Mapping) else read_keys(source)
             )
-        with self._change_layers(len(self), self._keys):
+        with self._change_layers(len(self), self._rows.keys):
             pass
         return self
 
     def _set_contents(self, contents: Contents) -> None:
         arrays, options = contents
-        keys = arrays["keys"]
-        self.key_type = str if isinstance(keys, list) else int
+        self.key_type = str if isinstance(arrays["keys"], list) else int
         self.unknown, self.admit_after = options["unknown"], options["admit_after"]
         check_policy(self.unknown, options["unknown_rows"], self.admit_after)
-        make_map = TextKeys if self.key_type is str else IntegerKeys
-        self._keys = make_map(options["unknown_rows"], keys)
-        self._counts = RowCounts(arrays["seen"].copy(), options["batch_count"])
-        pending = zip(
-            _to_list(arrays["pending_keys"]), arrays["pending_counts"].tolist(), strict=True
-        )
-        self._pending = Counter(dict(pending))
+        self._rows = KeyRows.from_arrays(arrays, options["unknown_rows"], options["batch_count"])
         self._check_tables_on_disk()
-
-    def _find(self, keys: Any) -> Rows:
-        """Return the row of each key, or -1 if it has none."""
-        with contents_lock:
-            rows = self._keys.find(keys)
-            rows[rows >= len(self)] = -1  # another thread is just adding these rows
-        return rows
 
     def _as_keys(self, keys: Any) -> Any:
         """Return a batch of keys as a flat list of strings, or as a flat int64 array."""
@@ -439,36 +411,25 @@ class Vocabulary:
 
     def _add_rows(self, unknown: Any) -> None:
         """Count keys without a row, and add rows for those that have been seen often enough."""
-        batch = dict.fromkeys(_to_list(unknown))  # in order of first appearance
-        new, pending = list(batch), {}
         if not self.admit_after:
             return
+        new, pending = list(dict.fromkeys(to_list(unknown))), {}  # in order of first appearance
         if self.admit_after > 1:
-            occurrences = Counter(_to_list(unknown))
-            pending = {key: self._pending[key] + occurrences[key] for key in batch}
-            new = [key for key in batch if pending[key] >= self.admit_after]
+            pending = self._rows.count_pending(unknown)
+            new = [key for key in new if pending[key] >= self.admit_after]
+        counts = self._rows.counts
         if new:
             with self._failing_on_all_ranks():
                 self._check_row_counts()
-                row_count = len(self) + len(new)
-                counts = self._counts.grown(row_count)
+                counts = counts.grown(len(self) + len(new))
                 keys = self._as_keys(new)
-            count = len(self._keys)
             try:
-                with self._change_layers(row_count, self._keys, keys), contents_lock:
-                    self._keys.append(keys)
+                with self._change_layers(len(counts), self._rows.keys, keys):
+                    self._rows.append(keys)
             except BaseException:  # the change may have failed on another rank
-                if len(self._keys) > count:
-                    with contents_lock:
-                        self._keys = self._keys.selected(np.arange(count))
+                self._rows.undo_append()
                 raise
-        with contents_lock:
-            if new:
-                self._counts = counts
-            for key in new:
-                pending.pop(key, None)
-                self._pending.pop(key, None)
-            dict.update(self._pending, pending)
+        self._rows.complete(new, counts, pending)
 
     @contextmanager
     def _change_layers(
@@ -505,7 +466,7 @@ class Vocabulary:
 
     def _extend_hash(self, keys: KeyMap, new: Any = ()) -> Any:
         """Return a SHA-256 object that has hashed all keys, followed by new keys."""
-        if keys is self._keys and self._key_hash is not None:
+        if keys is self._rows.keys and self._key_hash is not None:
             result = self._key_hash.copy()
         else:
             result = hashlib.sha256(keys.to_bytes(self._as_keys(keys.to_list())))
@@ -547,21 +508,17 @@ class Vocabulary:
         if self.unknown == "error":
             position = int(positions[0])
             raise HotrowError(
-                f"keys[{position}] is {_to_list(keys)[position]!r}, which has no row",
+                f"keys[{position}] is {to_list(keys)[position]!r}, which has no row",
                 fix="call admit, or create the vocabulary with unknown='row' or 'hash'",
             )
         rows[positions] = 0
         if self.unknown == "hash":
-            hashes = self._keys.hash(self._keys.pick(keys, positions))
+            hashes = self._rows.keys.hash(self._rows.keys.pick(keys, positions))
             rows[positions] = hashes % self.unknown_rows
 
 
 def _describe_keys(key_hash: Any) -> str:
     return f" for keys with hash {key_hash.hexdigest()[:16]}"
-
-
-def _to_list(keys: Any) -> list[Any]:
-    return list(keys.tolist()) if isinstance(keys, np.ndarray) else list(keys)
 
 
 def _like(rows: Rows, keys: Any) -> Tensor:
