@@ -349,3 +349,30 @@ def test_other_threads_wait_until_all_layers_have_changed(monkeypatch):
     keys.admit(["new0"])
     assert taken == [False] * 8
     assert_rows_match(keys, layers)
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signal.setitimer")
+def test_an_interrupt_releases_the_locks(tmp_path):
+    keys, _ = make()
+    path = tmp_path / "keys.safetensors"
+
+    def stop(*_):
+        raise Stop
+
+    old_handler = signal.signal(signal.SIGALRM, stop)
+    try:
+        for trial in range(1000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + trial * 1e-6)
+                while True:
+                    keys.save(path) if trial % 4 == 0 else keys.admit(KEYS)
+            except Stop:
+                pass
+            assert not (keys._change_lock.is_held_here or keys._save_lock.is_held_here)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old_handler)

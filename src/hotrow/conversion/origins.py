@@ -303,7 +303,7 @@ class Record:
             code = frame.f_code
             location = location_of(frame)
             operation = _OPERATIONS.get(func.__name__, func.__name__)
-            with self._lock:
+            with self._lock.lock:
                 new = Origin(self, self._path_of(frame), location, operation)
                 origin = self._origins.setdefault(key, new)
                 self._codes.append(code)

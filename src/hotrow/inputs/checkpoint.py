@@ -65,7 +65,7 @@ def _unchecked_sparse_tensors() -> Iterator[None]:
     torch has one setting for all threads.
     """
     unchecked = torch.sparse.check_sparse_tensor_invariants(False)  # type: ignore[no-untyped-call]
-    with _setting_lock, unchecked:
+    with _setting_lock.lock, unchecked:
         try:
             yield
         finally:  # after an error, the next load would check the tensors of this file

@@ -17,14 +17,14 @@ _lock = ForkSafeLock()
 
 def register(optimizer: torch.optim.Optimizer) -> None:
     """Let `mark_old_rows` find the optimizer, as long as it exists."""
-    with _lock:
+    with _lock.lock:
         _optimizers.add(optimizer)
 
 
 def mark_old_rows(table: Table, optimizer: torch.optim.Optimizer | None) -> None:
     """After a change of the table's rows, mark the state of all optimizers but the given one."""
     current = None if optimizer is None else optimizer.state.get(table)
-    with _lock:
+    with _lock.lock:
         optimizers = list(_optimizers)
     for other in optimizers:
         state = other.state.get(table)

@@ -167,7 +167,7 @@ class Vocabulary:
                 "the vocabulary is already changing, so init can't change it too",
                 fix="call admit and evict outside of init",
             )
-        with self._change_lock, PostponedSignals():
+        with PostponedSignals(), self._change_lock.lock:
             yield
 
     @contextmanager
@@ -331,7 +331,7 @@ class Vocabulary:
         Raises:
             HotrowError: the file can't be written.
         """
-        with self._save_lock, PostponedSignals():
+        with PostponedSignals(), self._save_lock.lock:
             write_keys(path, *self._contents())
 
     def state_dict(self) -> dict[str, Any]:

@@ -782,6 +782,11 @@ class InKey(Hidden):
         return {"ab"[wrong]: scores}
 
 
+class InLongKeys(Hidden):
+    def compute(self, scores, wrong, given):
+        return {"a" * 100: 0, "a" * 100 + "b": wrong, "a" * 100 + "c": 0}
+
+
 class InNone(Hidden):
     def compute(self, scores, wrong, given):
         return torch.zeros(0) if wrong else None
@@ -911,6 +916,7 @@ MAIN_RESULTS = (
             (InLargeSparseTensor, "output[1].values", None),
             (InLargeSparseRow, "output[1].indices", None),
             (InKey, "output[1]['a']", "only the plain model has output[1]['a']"),
+            (InLongKeys, f"output[1]['{'a' * 58}…] (2)", None),
             (InNone, "output[1]", "only the converted model has output[1]"),
             (InEmptyTensor, "output[1][0]", "only the plain model has output[1][0]"),
             (InEqualKeys, "output[1][tensor([1.])]", None),

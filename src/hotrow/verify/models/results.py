@@ -6,6 +6,7 @@ A result that is not a tensor becomes one. For a text, the values of this tensor
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from enum import Enum
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hotrow.inputs.text import elide
 from hotrow.onehot.tensor import OneHot
 from hotrow.verify.models.splice import compare_any_tensors
 
@@ -30,6 +32,7 @@ _PLAIN = {*_NUMBERS, *_TEXTS}  # without attributes, unlike their subclasses
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 # A sparse tensor with so many elements, or so many per value that it stores, is compared as dense.
 _MIN_DENSE, _DENSE_PER_VALUE = 1_000_000, 10
+_MAX_KEY = 60  # the number of characters of a key in the names of the values below it
 _HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
 
@@ -50,7 +53,7 @@ def named_leaves(
         return
     contents: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
-        contents = [(f"[{key!r}]", each) for key, each in value.items()]
+        contents = [(f"[{_short_repr(key)}]", each) for key, each in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, _TEXTS):
         contents = [(f"[{index}]", each) for index, each in enumerate(value)]
     is_object = not isinstance(value, _WITH_VALUES)
@@ -67,6 +70,11 @@ def named_leaves(
         yield name, value
     for path, each in [*contents, *((f".{key}", each) for key, each in attributes.items())]:
         yield from named_leaves(each, name + path, objects, seen)
+
+
+def _short_repr(key: Any) -> str:
+    start = key[: _MAX_KEY + 1] if isinstance(key, str | bytes) else key
+    return elide(repr(start), _MAX_KEY)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -114,15 +122,15 @@ def collect_results(
     value: Any, name: str, objects: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensor of each leaf by name, and the type of each leaf that has none by path."""
-    results, types = dict[str, Tensor](), dict[str, str]()
+    results, types, repeats = dict[str, Tensor](), dict[str, str](), Counter[str]()
     for path, leaf in named_leaves(value, name, objects):
         converted = list(_to_tensors(path, leaf))
         if not converted:
             types[path] = type(leaf).__name__
         for leaf_name, tensor in converted:
-            while leaf_name in results:  # two keys of a dict have the same repr
-                leaf_name += "'"
-            results[leaf_name] = tensor
+            repeats[leaf_name] += 1
+            count = repeats[leaf_name]  # several keys of a dict may have the same text
+            results[leaf_name if count == 1 else f"{leaf_name} ({count})"] = tensor
     return results, types
 
 
