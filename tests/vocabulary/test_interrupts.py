@@ -372,7 +372,8 @@ def test_an_interrupt_releases_the_locks(tmp_path):
                     keys.save(path) if trial % 4 == 0 else keys.admit(KEYS)
             except Stop:
                 pass
-            assert not (keys._change_lock.is_held_here or keys._save_lock.is_held_here)
+            assert not keys._change_lock.is_held_here
+            assert not keys._save_lock.is_held_here
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old_handler)

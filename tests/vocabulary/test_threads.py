@@ -1,6 +1,7 @@
 """Test vocabularies that several threads or forked processes use."""
 
 import os
+import signal
 import threading
 import time
 import warnings
@@ -13,6 +14,7 @@ from torch import nn
 
 import hotrow
 from hotrow.vocabulary import Vocabulary, key_vocabulary
+from hotrow.vocabulary.counts import RowCounts
 from hotrow.vocabulary.keys import TextKeys
 from hotrow.vocabulary.layers import VocabularyLayers
 
@@ -124,6 +126,41 @@ def test_a_hook_of_the_optimizer_may_read_the_vocabulary(pool):
     is_in_hook.wait(timeout=20)
     words.admit(["a"])
     assert state.result(timeout=20)["words"]["keys"] == []
+
+
+@pytest.mark.parametrize("operation", ["look_up", "admit", "save", "counts"])
+def test_a_signal_handler_may_wait_for_another_thread(operation, tmp_path, pool, monkeypatch):
+    words, path = Vocabulary(table_layer(1), unknown="row"), tmp_path / "words.safetensors"
+    run = {
+        "look_up": lambda: words.look_up(["a"]),
+        "admit": lambda: words.admit(["a"]),
+        "save": lambda: words.save(path),
+        "counts": lambda: words.counts,
+    }[operation]
+    results = []
+
+    def wait(*_):
+        results.append(pool.submit(words.save, path).result(timeout=20))
+
+    def interrupt(method):
+        def raise_signal_once(*arguments):
+            if not is_raised:
+                is_raised.append(True)
+                signal.raise_signal(signal.SIGUSR1)
+            return method(*arguments)
+
+        return raise_signal_once
+
+    is_raised = []
+    for each in ("find", "append", "to_list"):
+        monkeypatch.setattr(TextKeys, each, interrupt(getattr(TextKeys, each)))
+    monkeypatch.setattr(RowCounts, "seen", property(interrupt(RowCounts.seen.fget)))
+    old_handler = signal.signal(signal.SIGUSR1, wait)
+    try:
+        run()
+    finally:
+        signal.signal(signal.SIGUSR1, old_handler)
+    assert results == [None]
 
 
 def exit_code_of_fork(run):

@@ -25,8 +25,6 @@ from hotrow.inputs.regular_file import reader_errors
 from hotrow.inputs.text import escape_unprintable
 from hotrow.locks import ForkSafeLock
 
-_setting_lock = ForkSafeLock()
-
 
 def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = None) -> Any:
     """Return the contents of a .pt file.
@@ -47,7 +45,7 @@ def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = N
         storages = check_archive(file)
         check_program(_read_program(file), storages, size, name)
         file.seek(0)
-        with _unchecked_sparse_tensors():
+        with _unchecked_sparse_tensors:
             contents = torch.load(
                 file,
                 map_location=_saved_device if device is None else device,
@@ -58,18 +56,35 @@ def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = N
         return contents
 
 
-@contextmanager
-def _unchecked_sparse_tensors() -> Iterator[None]:
+class _UncheckedSparseTensors:
     """Let `torch.load` create sparse tensors unchecked, because its own checks may crash.
 
-    torch has one setting for all threads.
+    torch has one setting for all threads, so the last thread that leaves restores it.
     """
-    unchecked = torch.sparse.check_sparse_tensor_invariants(False)  # type: ignore[no-untyped-call]
-    with _setting_lock.lock, unchecked:
-        try:
-            yield
-        finally:  # after an error, the next load would check the tensors of this file
-            torch._utils._sparse_tensors_to_validate.clear()
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+        self._count = 0  # the number of threads inside
+        self._was_enabled = False
+
+    def __enter__(self) -> None:
+        with self._lock.lock:
+            if not self._count:
+                self._was_enabled = _SETTING.is_enabled()
+                _SETTING.disable()
+            self._count += 1
+
+    def __exit__(self, *error: object) -> None:
+        # After an error, the next load would check the tensors of this file.
+        torch._utils._sparse_tensors_to_validate.clear()
+        with self._lock.lock:
+            self._count -= 1
+            if self._was_enabled and not self._count:
+                _SETTING.enable()
+
+
+_SETTING: Any = torch.sparse.check_sparse_tensor_invariants
+_unchecked_sparse_tensors = _UncheckedSparseTensors()
 
 
 def _saved_device(storage: Any, location: str) -> Any:

@@ -14,8 +14,8 @@ from hotrow.optim.interrupts import PostponedSignals
 from hotrow.vocabulary.counts import Order, RowCounts
 from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys
 
-# Held while keys or counts are read or written, but not while layers change. So a thread that holds
-# it never waits for other threads or ranks.
+# Held while keys or counts are read or written, but not while layers change, and not while signal
+# handlers run. So a thread that holds it never waits for other threads or ranks.
 _lock = threading.RLock()
 
 if hasattr(os, "register_at_fork"):  # does not exist on Windows
@@ -67,7 +67,7 @@ class KeyRows:
 
     def to_arrays(self) -> tuple[dict[str, Any], int]:
         """Return copies of the keys and counts, and the number of batches so far."""
-        with _lock, PostponedSignals():
+        with PostponedSignals(), _lock:
             keys, pending = self.to_list(), list(self._pending)
             is_text = isinstance(self.keys, TextKeys)
             arrays = {
@@ -84,35 +84,35 @@ class KeyRows:
 
     def to_list(self) -> list[Any]:
         """Return the keys in the order of their rows."""
-        with _lock:
+        with PostponedSignals(), _lock:
             return self.keys.to_list()[: len(self) - self.keys.first_row]
 
     def find(self, keys: Any) -> Rows:
         """Return the row of each key, or -1 if it has none."""
-        with _lock:
+        with PostponedSignals(), _lock:
             rows = self.keys.find(keys)
             rows[rows >= len(self)] = -1  # another thread is just adding these rows
         return rows
 
     def seen(self) -> Rows:
         """Return how often each row was seen."""
-        with _lock:
+        with PostponedSignals(), _lock:
             seen: Rows = self.counts.seen[0].copy()
             return seen
 
     def idle_batches(self) -> Rows:
         """Return the number of batches since each row was last seen."""
-        with _lock:
+        with PostponedSignals(), _lock:
             return self.counts.idle_batches()
 
     def sort(self, rows: Rows, by: Order) -> Rows:
         """Return these rows in the order in which they would be dropped; see `RowCounts.sort`."""
-        with _lock:
+        with PostponedSignals(), _lock:
             return self.counts.sort(rows, by)
 
     def count(self, rows: Rows) -> None:
         """Count a batch."""
-        with _lock:
+        with PostponedSignals(), _lock:
             self.counts.add(rows)
 
     def count_pending(self, keys: Any) -> dict[Any, int]:
@@ -122,14 +122,14 @@ class KeyRows:
 
     def append(self, keys: Any) -> None:
         """Add distinct keys. Other threads see them once `complete` is called."""
-        with _lock:
+        with PostponedSignals(), _lock:
             self.keys.append(keys)
 
     def undo_append(self) -> None:
         """Remove the keys that other threads don't see yet."""
         count = len(self) - self.keys.first_row
         if len(self.keys) > count:
-            with _lock:
+            with PostponedSignals(), _lock:
                 self.keys = self.keys.selected(np.arange(count))
 
     def complete(self, new: list[Any], counts: RowCounts, pending: Mapping[Any, int]) -> None:
@@ -140,7 +140,7 @@ class KeyRows:
             counts: the counts of all rows.
             pending: new values of the counts of keys without a row.
         """
-        with _lock:
+        with PostponedSignals(), _lock:
             self.counts = counts
             dict.update(self._pending, pending)
             if self._pending:
@@ -149,7 +149,7 @@ class KeyRows:
 
     def replace(self, keys: KeyMap, counts: RowCounts) -> None:
         """Replace all keys and their counts."""
-        with _lock:
+        with PostponedSignals(), _lock:
             self.keys, self.counts = keys, counts
 
 
