@@ -108,6 +108,12 @@ def test_flipped_bits_do_not_change_the_contents() -> None:
     assert errors > 200
 
 
+def test_archive_with_other_extra_fields_is_read() -> None:
+    """Info-ZIP writes the times of files into extra fields."""
+    data = with_changed_entry(30, b"\6\0", b"\x99\x99\2\0ab")
+    assert torch.equal(load_checkpoint(io.BytesIO(data), "x.pt"), VALUES)
+
+
 def test_file_without_checksums_is_read() -> None:
     with config.patch("save.compute_crc32", False):
         data = saved()
@@ -151,7 +157,7 @@ DAMAGE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "directory flag": (lambda: with_changed_entry(38, b"\x10"), "its directory is not one"),
     "extra field": (
-        lambda: with_changed_entry(30, b"\4\0", b"\x99\x99\0\0"),
+        lambda: with_changed_entry(30, b"\4\0", b"\1\0\0\0"),
         "its directory is not one",
     ),
     "no content": (lambda: with_changed_entry(16, bytes(8)), "it is compressed"),

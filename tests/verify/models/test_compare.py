@@ -1137,10 +1137,14 @@ def test_inputs_keep_their_classes_and_shared_objects():
             assert type(fields) is NamedItems
             assert fields.states is fields["states"] is same
             assert same.requires_grad
+            assert same.mask[0] is same
+            assert type(fields["weight"]) is nn.Parameter
             return super().forward(fields.states.long()) + counts["missing"]
 
     states = STATES.float().requires_grad_() * 1  # deepcopy refuses this tensor
-    assert run(Model, (NamedItems(states=states), Counter("aab"), states))
+    states.mask = [states]
+    fields = NamedItems(states=states, weight=nn.Parameter(torch.ones(2)))
+    assert run(Model, (fields, Counter("aab"), states))
 
 
 # --- invalid models and inputs ----------------------------------------------------------------

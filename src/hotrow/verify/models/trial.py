@@ -61,10 +61,10 @@ class Inputs:
         """Return a deep copy, including the tensors."""
         # deepcopy can't copy tensors that are not leaves of autograd's graph.
         tensors = [tensor for _, tensor in self.tensors]
-        copies = {
-            id(tensor): tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            for tensor in tensors
-        }
+        copies: dict[int, Any] = {id(tensor): _copy_tensor(tensor) for tensor in tensors}
+        for tensor in tensors:
+            if type(tensor) in (Tensor, nn.Parameter):  # other classes may copy attributes
+                vars(copies[id(tensor)]).update(deepcopy(vars(tensor), copies))
         return Inputs(deepcopy(self.args, copies), deepcopy(self.kwargs, copies))
 
     @property
@@ -93,6 +93,13 @@ class Inputs:
             shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
             texts.append(f"{'' if name.isdecimal() else f'{name} '}{kind} {shape}")
         return ", ".join(texts) or "no tensors"
+
+
+def _copy_tensor(tensor: Tensor) -> Tensor:
+    copied = tensor.detach().clone()
+    if type(tensor) is nn.Parameter:
+        return nn.Parameter(copied, tensor.requires_grad)
+    return copied.requires_grad_(tensor.requires_grad)
 
 
 @dataclass(frozen=True)
