@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import hotrow
+from hotrow.kernels.cpu import keys as kernels
 from hotrow.vocabulary import Vocabulary, key_vocabulary
 from hotrow.vocabulary.counts import RowCounts
 from hotrow.vocabulary.keys import TextKeys
@@ -175,6 +177,22 @@ def exit_code_of_fork(run):
         finally:
             os._exit(3)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_no_lookup_compiles_a_kernel(monkeypatch):
+    """The lock of a lookup and that of the files of kernels would wait for each other in a fork."""
+    found = Mock(wraps=kernels.find_rows)
+    monkeypatch.setattr(kernels, "find_rows", found)
+    words = Vocabulary(table_layer(1), key_type=int, unknown="row")
+    assert found.called
+    read_only = np.arange(4)
+    read_only.flags.writeable = False
+    unaligned = np.frombuffer(bytearray(33), np.int64, 4, 1)
+    for batch in (read_only, unaligned, np.arange(8)[::2], np.arange(4, dtype=">i8"), [1]):
+        words.look_up(batch)
+        words.admit(batch)
+    for kernel in (found._mock_wraps, kernels.insert_keys):
+        assert len(kernel.signatures) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

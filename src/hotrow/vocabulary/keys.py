@@ -110,8 +110,11 @@ class IntegerKeys:
         self._find, self._insert = find_rows, insert_keys
         self._empty_map: Any = empty_map
         self._count, self._rows = 0, self._empty_map()  # type: ignore[no-untyped-call]
-        if keys is not None:
-            self.append(keys)
+        none = np.empty(0, np.int64)
+        self.append(none if keys is None else keys)
+        # Compile the kernel here: later calls hold a lock for which forks wait, and the files of
+        # compiled kernels have another such lock.
+        self.find(none)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # numba's map cannot be pickled or copied.
@@ -194,4 +197,5 @@ def as_integers(keys: Any) -> Rows:
             f"keys is an array of {values.dtype}, but this vocabulary has int64 keys",
             fix="pass int64 numbers, or create a vocabulary with string keys",
         )
-    return np.ascontiguousarray(values.reshape(-1), np.int64)
+    # Without read-only or unaligned arrays, there is one version of each kernel.
+    return np.require(values.reshape(-1), np.int64, ["C", "A", "W"])
