@@ -10,6 +10,7 @@ from torch import nn
 import hotrow
 from hotrow import disk, vocabulary
 from hotrow.table.parameter import Table
+from hotrow.verify.models.compare import compare_models
 from tests.support.tolerance import assert_same_bits
 
 IDS = torch.tensor([3, 0, 3, 5])
@@ -92,7 +93,37 @@ def table_on_disk(path):
         return [t.clone() for t in (store.layer.weight, store.rest["step"], *state.values())]
 
 
-@pytest.mark.parametrize("run", [one_hots, new_rows, keys, table_on_disk])
+def sparse_gradients(path):
+    layer = nn.Embedding(9, 4, sparse=True, device="cpu")
+    torch.nn.init.ones_(layer.weight)
+    layer(IDS).sum().backward()
+    vocabulary.resize(layer, 12, init=torch.nn.init.zeros_)
+    return [layer.weight.grad.to_dense(), layer.weight]
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(9, 4, device="cpu")
+        torch.nn.init.ones_(self.linear.weight)
+
+    def forward(self, ids):
+        return self.linear(F.one_hot(ids, 9).float())
+
+
+def comparisons(path):
+    layer = make_layer(9)
+    assert hotrow.check(layer, layer.weight, IDS)
+    sparse = nn.Embedding(9, 4, sparse=True, device="cpu")
+    torch.nn.init.ones_(sparse.weight)
+    assert hotrow.check(sparse, torch.ones(9, 4, device="cpu"), IDS)
+    assert compare_models(Linear(), IDS, seconds=0)
+    return []
+
+
+@pytest.mark.parametrize(
+    "run", [one_hots, new_rows, keys, table_on_disk, sparse_gradients, comparisons]
+)
 def test_results_do_not_depend_on_the_default_device(run, tmp_path):
     results = []
     for context in (contextlib.nullcontext(), torch.device("meta")):

@@ -333,7 +333,7 @@ def raise_bad_id(device: torch.device, wait: bool = False) -> None:
         raise _range_error(ids, row_count, "input")
     index, table = f"{position}", "the table"
     if shape is not None:
-        place = torch.unravel_index(torch.tensor(position), shape)
+        place = torch.unravel_index(torch.tensor(position, device="cpu"), shape)
         index, table = ", ".join(str(int(each)) for each in place), f"a table of {row_count} rows"
     raise HotrowIndexError(
         f"an earlier lookup in {table} had an id out of range: input[{index}]",

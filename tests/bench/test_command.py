@@ -83,6 +83,7 @@ def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
     text = one_line(out)
     assert "milliseconds forward backward optimizer total range ratio" in text
     assert "memory table and state extra during a step" in text
+    assert "under 1 MB" in text
     assert re.search(r"Bandwidth floor: \S+ ms to move \S+ kB at \S+ GB/s; hotrow takes", text)
     assert "hotrow: the weights are equal to those of dense torch.optim.AdamW on" in text
     assert "SparseAdam*: the weights are not equal to those of dense torch.optim.Adam on" in text

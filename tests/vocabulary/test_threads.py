@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import hotrow
+from hotrow import HotrowError
 from hotrow.kernels.cpu import keys as kernels
 from hotrow.vocabulary import Vocabulary, key_vocabulary
 from hotrow.vocabulary.counts import RowCounts
@@ -211,6 +212,35 @@ def test_a_fork_waits_for_a_thread_that_is_writing_the_keys(pool, monkeypatch):
     is_appending.wait(timeout=20)
     assert exit_code_of_fork(lambda: words.look_up(["a"]).tolist() in ([0], [1])) == 0
     change.result(timeout=20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_process_that_is_forked_in_the_middle_of_a_change_cannot_change_more(pool, monkeypatch):
+    words = Vocabulary(table_layer(1), unknown="row")
+    set_row_count = VocabularyLayers.set_row_count
+    is_changing, is_forked = threading.Event(), threading.Event()
+
+    def set_row_count_and_wait(layers, change):
+        set_row_count(layers, change)
+        is_changing.set()
+        assert is_forked.wait(timeout=20)
+
+    monkeypatch.setattr(VocabularyLayers, "set_row_count", set_row_count_and_wait)
+    change = pool.submit(words.admit, ["a"])
+    is_changing.wait(timeout=20)
+
+    def use():
+        assert words.look_up(["a"]).tolist() == [0]
+        with pytest.raises(HotrowError, match="this process was forked while another thread"):
+            words.admit(["b"])
+        with pytest.raises(HotrowError, match="this process was forked while another thread"):
+            words.evict(1)
+        return True
+
+    assert exit_code_of_fork(use) == 0
+    is_forked.set()
+    change.result(timeout=20)
+    assert words.admit(["b", "a"]).tolist() == [2, 1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

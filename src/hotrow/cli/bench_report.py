@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DENSE = ("torch fused", "torch foreach", "torch default")
 _PARTS = ("forward", "backward", "optimizer_step")
+_MIN_MEASURED = 1_000_000  # bytes
 
 
 def print_record(record: Record, console: Console) -> None:
@@ -86,11 +87,16 @@ def memory(record: Record) -> list[list[str]]:
         [
             display_name(record, name),
             format_size(peer["memory"]["table_and_state_bytes"]),
-            format_size(peer["memory"]["peak_extra_bytes"]),
+            _format_extra(peer["memory"]["peak_extra_bytes"]),
         ]
         for name, peer in measured_peers(record)
         if "memory" in peer
     ]
+
+
+def _format_extra(size: float) -> str:
+    """Format extra memory; small amounts can't be measured, because freed memory is used again."""
+    return format_size(size) if size >= _MIN_MEASURED else f"under {format_size(_MIN_MEASURED)}"
 
 
 def remarks(record: Record) -> Iterator[str]:

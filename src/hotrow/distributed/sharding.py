@@ -131,7 +131,7 @@ def _split_table(
 
 def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
     """Initialize the rows of this rank; ranks with the same seed get different values."""
-    seed = int(torch.randint(2**62, ())) + shards.ranks.rank
+    seed = int(torch.randint(2**62, (), device="cpu")) + shards.ranks.rank
     padding, module.padding_idx = module.padding_idx, None
     with torch.random.fork_rng([] if module.weight.is_cpu else devices.all_accelerators()):
         torch.manual_seed(seed)

@@ -104,6 +104,7 @@ class RowChange:
             indices[:, kept],
             tensor._values()[kept],
             shape,
+            device=tensor.device,
             check_invariants=False,
             is_coalesced=tensor.is_coalesced() and self.sources is None,
         )

@@ -253,9 +253,9 @@ def draw_integers(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed)
     largest = _LARGEST_COTANGENT[like.dtype]
-    magnitudes = torch.randint(1, largest + 1, shape, generator=generator)
+    magnitudes = torch.randint(1, largest + 1, shape, generator=generator, device="cpu")
     sign_shape = shape[-1:] if largest ** shape[-1] < _ENOUGH_SUMS else shape
-    signs = 2 * torch.randint(0, 2, sign_shape, generator=generator) - 1
+    signs = 2 * torch.randint(0, 2, sign_shape, generator=generator, device="cpu") - 1
     return (magnitudes * signs).to(like)
 
 

@@ -79,7 +79,7 @@ class Batches:
         """Return the (N, D) gradient of step t in float32, whatever the training dtype is."""
         random = torch.Generator().manual_seed(1000 * self.seed + t)
         shape = self.ids, self.columns
-        return torch.randn(shape, generator=random) * self.scale
+        return torch.randn(shape, generator=random, device="cpu") * self.scale
 
     def learning_rate_factor(self, t: int) -> float:
         """Return the learning rate factor at step t: warm-up, then cosine decay."""
@@ -94,7 +94,7 @@ class Batches:
         """Count the never-touched rows, and return the longest idle time of the others in steps."""
         last = np.full(self.rows, self.steps)  # self.steps: not in a batch yet
         longest = 0
-        for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
+        for t, ids in enumerate([*self.all_ids, torch.arange(self.rows, device="cpu")]):
             longest = max(longest, int((t - 1 - last[ids.numpy()]).max()))
             if t < self.steps:
                 last[ids.numpy()] = t
@@ -264,7 +264,7 @@ def check_options(optimizer: str, options: Mapping[str, Any]) -> None:
     """Raise `HotrowError` if torch's constructor rejects the options."""
     optimizer_class = getattr(hotrow.optim, optimizer).torch_class
     try:
-        optimizer_class([nn.Parameter(torch.zeros(1))], **options)
+        optimizer_class([nn.Parameter(torch.zeros(1, device="cpu"))], **options)
     except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: beyond float32
         raise HotrowError(
             f"torch.optim.{optimizer} rejects {_describe_options(options)}: {error}",
@@ -312,7 +312,7 @@ def train(
         values = [(grads * scale).to(dtype) for scale in scales]
         if is_dense and device != "cpu":  # a GPU's order of addition varies
             for table, gradients in zip(tables, values, strict=True):
-                dense = torch.zeros(batches.rows, batches.columns, dtype=dtype)
+                dense = torch.zeros(batches.rows, batches.columns, dtype=dtype, device="cpu")
                 table.weight.grad = dense.index_add_(0, ids, gradients).to(device)
         else:
             losses = [

@@ -145,7 +145,12 @@ def _coalesce_in_order(gradient: Tensor) -> Tensor:
     touched, slots = torch.unique(ids, return_inverse=True)
     rows = values.new_zeros(len(touched), *values.shape[1:]).index_add_(0, slots, values)
     return torch.sparse_coo_tensor(
-        touched[None], rows, gradient.shape, is_coalesced=True, check_invariants=False
+        touched[None],
+        rows,
+        gradient.shape,
+        device=gradient.device,
+        is_coalesced=True,
+        check_invariants=False,
     )
 
 
@@ -258,7 +263,9 @@ def make_operation_sides(name: str, table: Tensor, batch: Batch, seed: int) -> O
     def random(columns: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         full_dtype = torch.promote_types(dtype, torch.float32)  # the same numbers on all devices
-        return torch.randn(len(ids), columns, generator=generator, dtype=full_dtype).to(table)
+        return torch.randn(
+            len(ids), columns, generator=generator, dtype=full_dtype, device="cpu"
+        ).to(table)
 
     def encode() -> Tensor:
         return one_hot(ids, classes, dtype)

@@ -101,6 +101,7 @@ class Vocabulary:
 
     # A SHA-256 object that has hashed all keys, or None if no change has needed the hash yet.
     _key_hash: Any = None
+    _is_incomplete = False  # whether a thread has started to change the layers
     _change_lock: ForkSafeLock
     _save_lock: ForkSafeLock
 
@@ -160,7 +161,8 @@ class Vocabulary:
         """Let other threads change the vocabulary only before or after the `with` block.
 
         Raises:
-            HotrowError: this thread is already changing the vocabulary.
+            HotrowError: this thread is already changing the vocabulary, or this process was forked
+                while another thread was changing it.
         """
         if self._change_lock.is_held_here:
             raise HotrowError(
@@ -168,7 +170,17 @@ class Vocabulary:
                 fix="call admit and evict outside of init",
             )
         with PostponedSignals(), self._change_lock.lock:
-            yield
+            if self._is_incomplete:
+                raise HotrowError(
+                    "this process was forked while another thread was changing the vocabulary, so "
+                    "its layers and keys may not match",
+                    fix="call admit and evict in the thread that forks, or load a saved vocabulary "
+                    "in the new process",
+                )
+            try:
+                yield
+            finally:
+                self._is_incomplete = False
 
     @contextmanager
     def _failing_on_all_ranks(self) -> Iterator[None]:
@@ -389,7 +401,7 @@ class Vocabulary:
             self._set_contents(
                 from_state(source) if isinstance(source, Mapping) else read_keys(source)
             )
-        with self._change_layers(len(self), self._rows.keys):
+        with self._changing(), self._change_layers(len(self), self._rows.keys):
             pass
         return self
 
@@ -461,6 +473,7 @@ class Vocabulary:
             else:
                 agree_on_keys(each.weight, description)
         with change_rows(changes, optimizer, self._init, description):
+            self._is_incomplete = True
             yield
         self._key_hash = key_hash
 

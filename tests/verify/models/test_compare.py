@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, UserDict
 from dataclasses import dataclass
 from enum import Enum
 
@@ -1145,6 +1145,13 @@ def test_inputs_keep_their_classes_and_shared_objects():
     states.mask = [states]
     fields = NamedItems(states=states, weight=nn.Parameter(torch.ones(2)))
     assert run(Model, (fields, Counter("aab"), states))
+
+
+def test_tensors_in_any_mapping_are_moved_with_the_model():
+    given = Inputs.of((UserDict(a=torch.ones(2)), [NamedItems(b=torch.ones(3))]))
+    copied = given.copy(torch.Tensor.double)
+    assert copied.args[0]["a"].dtype == copied.args[1][0].b.dtype == torch.float64
+    assert given.args[0]["a"].dtype == torch.float32
 
 
 # --- invalid models and inputs ----------------------------------------------------------------

@@ -33,7 +33,12 @@ def _make_sparse(weights: Tensor, ids: Tensor, sizes: tuple[int, ...]) -> Tensor
     places = (weights != 0).nonzero().unbind(-1)  # torch stores no zeros
     indices = torch.stack([*places, ids[places]])
     return torch.sparse_coo_tensor(
-        indices, weights[places], sizes, is_coalesced=True, check_invariants=False
+        indices,
+        weights[places],
+        sizes,
+        device=weights.device,
+        is_coalesced=True,
+        check_invariants=False,
     )
 
 

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from hotrow.conversion.classes import direction_of
 from hotrow.conversion.convert import convert
@@ -122,8 +121,6 @@ def compare_models(
             original = model if isinstance(model, nn.Module) else model()
             name = name or type(original).__name__
             _check_model(original, name)
-            if device is not None:
-                inputs = tree_map_only(Tensor, lambda each: each.to(device), inputs)
             trial = Trial(original, name, Inputs.of(inputs), seed, to, device)
             return _compare_trial(trial, report, steps, seconds)
     except SystemExit as stop:  # its code would become hotrow's exit code

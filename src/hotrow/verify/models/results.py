@@ -197,7 +197,7 @@ def _to_tensors(name: str, leaf: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
         dtype = torch.float64 if isinstance(leaf, float) else None
         dtype = torch.complex128 if isinstance(leaf, complex) else dtype
-        yield name, torch.tensor(leaf, dtype=dtype)
+        yield name, torch.tensor(leaf, dtype=dtype, device="cpu")
     elif isinstance(leaf, np.ndarray | np.generic):
         with suppress(TypeError):  # torch has no such dtype
             yield name, torch.from_numpy(np.array(leaf, order="C"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -57,11 +57,11 @@ class Inputs:
             return cls((), dict(inputs))
         return cls(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
 
-    def copy(self) -> Inputs:
-        """Return a deep copy, including the tensors."""
+    def copy(self, change: Callable[[Tensor], Tensor] = torch.clone) -> Inputs:
+        """Return a deep copy in which `change` copies each tensor."""
         # deepcopy can't copy tensors that are not leaves of autograd's graph.
         tensors = [tensor for _, tensor in self.tensors]
-        copies: dict[int, Any] = {id(tensor): _copy_tensor(tensor) for tensor in tensors}
+        copies: dict[int, Any] = {id(each): _copy_tensor(each, change) for each in tensors}
         for tensor in tensors:
             if type(tensor) in (Tensor, nn.Parameter):  # other classes may copy attributes
                 vars(copies[id(tensor)]).update(deepcopy(vars(tensor), copies))
@@ -95,8 +95,8 @@ class Inputs:
         return ", ".join(texts) or "no tensors"
 
 
-def _copy_tensor(tensor: Tensor) -> Tensor:
-    copied = tensor.detach().clone()
+def _copy_tensor(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    copied = change(tensor.detach())
     if type(tensor) is nn.Parameter:
         return nn.Parameter(copied, tensor.requires_grad)
     return copied.requires_grad_(tensor.requires_grad)
@@ -118,6 +118,10 @@ class Trial:
         """All that a run can change, by name, with the values before any run."""
         state = collect_state(self.model, self.inputs.by_name)
         return {name: value.detach().to(self.device) for name, value in state.items()}
+
+    def copy_inputs(self) -> Inputs:
+        """Return a copy of the inputs on the device of the copies of the model."""
+        return self.inputs.copy(lambda tensor: tensor.to(self.device, copy=True))
 
     def make_plain(self) -> ModelCopy:
         """Copy the model."""
@@ -168,7 +172,7 @@ class ModelCopy:
         self.output_type, self.magnitudes = "", dict[str, float]()
         self.not_compared: dict[str, str] = {}
         self._cotangents: dict[tuple[str, torch.Size], Tensor] = {}
-        self._given = trial.inputs.copy()
+        self._given = trial.copy_inputs()
         self._changes_inputs = True
         self._differentiable = False
 
@@ -177,7 +181,7 @@ class ModelCopy:
 
         The results are the outputs, the gradients, and the state and inputs that the run changed.
         """
-        inputs = self.trial.inputs.copy()
+        inputs = self.trial.copy_inputs()
         state = collect_state(self.model, inputs.by_name)
         before = {name: value.detach().clone() for name, value in state.items()}
         self._drop_gradients(inputs)
@@ -261,8 +265,8 @@ class ModelCopy:
             return torch.ones_like(output)
         if key not in self._cotangents:
             generator = torch.Generator().manual_seed(self.trial.seed)
-            sizes = torch.randint(1, _LARGEST + 1, output.shape, generator=generator)
-            signs = 2 * torch.randint(0, 2, output.shape, generator=generator) - 1
+            sizes = torch.randint(1, _LARGEST + 1, output.shape, generator=generator, device="cpu")
+            signs = 2 * torch.randint(0, 2, output.shape, generator=generator, device="cpu") - 1
             self._cotangents[key] = (sizes * signs).to(output)
         return self._cotangents[key]
 

@@ -6,9 +6,8 @@ import dataclasses
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from hotrow.verify.models.trial import Inputs, Trial
+from hotrow.verify.models.trial import Trial
 
 # The error of the plain model, relative to the largest value, up to which a float64 run tells an
 # error from rounding: this many eps, but at most `_MAX_ERROR`.
@@ -20,13 +19,10 @@ def run_in_float64(trial: Trial) -> dict[str, Tensor]:
     """Run the plain model in float64; return its results, or {} if it doesn't run in float64."""
 
     def widen(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return tensor.detach().double().requires_grad_(tensor.requires_grad)
+        return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
-    args, kwargs = tree_map_only(Tensor, widen, (trial.inputs.args, trial.inputs.kwargs))
     try:
-        side = dataclasses.replace(trial, inputs=Inputs(args, kwargs)).make_plain()
+        side = dataclasses.replace(trial, inputs=trial.inputs.copy(widen)).make_plain()
         side.model.double()
         return side.compute_results()
     except Exception:  # for example, if the model's code fixes a dtype
