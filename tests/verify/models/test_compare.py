@@ -5,6 +5,7 @@ import json
 from collections import Counter, OrderedDict, UserDict
 from dataclasses import dataclass
 from enum import Enum
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -1147,6 +1148,24 @@ def test_inputs_keep_their_classes_and_shared_objects():
     assert run(Model, (fields, Counter("aab"), states))
 
 
+def test_a_repeated_tensor_is_copied_once():
+    class Model(Policy):
+        def forward(self, states, masks):
+            return super().forward(states), masks
+
+    mask = torch.sparse_coo_tensor(torch.zeros(2, 0), torch.zeros(0), (1000, 1000))
+    sizes = []
+    clone = torch.Tensor.clone
+
+    def record(tensor, *args, **kwargs):
+        sizes.append(tensor.numel())
+        return clone(tensor, *args, **kwargs)
+
+    with patch.object(torch.Tensor, "clone", record):
+        assert run(Model, (STATES, [mask] * 50))
+    assert 0 < sizes.count(10**6) < 50
+
+
 def test_tensors_in_any_mapping_are_moved_with_the_model():
     given = Inputs.of((UserDict(a=torch.ones(2)), [NamedItems(b=torch.ones(3))]))
     copied = given.copy(torch.Tensor.double)
@@ -1185,6 +1204,8 @@ class Stuck(Policy):
         (Policy, {"state": STATES}, r"Policy fails on these inputs \(state int64 \(50,\)"),
         (Policy, STATES + 9, r"Policy fails on these inputs .*Class values must be small"),
         (Policy, [[0] * 1000] * 101, "the inputs have more than 100,000 values in lists"),
+        (Policy, [torch.zeros(1).expand(10**6)] * 1002, "the inputs repeat the same tensors and"),
+        (Policy, ["a" * 10**6] * 1002, "the inputs repeat the same tensors and texts, with more "),
         (Policy, {3: STATES}, "the inputs are a dict with the key 3, but the keys must be names"),
     ],
 )

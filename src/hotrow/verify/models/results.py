@@ -33,6 +33,7 @@ _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 # A sparse tensor with so many elements, or so many per value that it stores, is compared as dense.
 _MIN_DENSE, _DENSE_PER_VALUE = 1_000_000, 10
 _MAX_KEY = 60  # the number of characters of a key in the names of the values below it
+_Named = tuple[str, str, Tensor]
 _HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
 
@@ -123,11 +124,15 @@ def collect_results(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensor of each leaf by name, and the type of each leaf that has none by path."""
     results, types, repeats = dict[str, Tensor](), dict[str, str](), Counter[str]()
+    converted: dict[int, tuple[Any, list[_Named]]] = {}  # keyed by `id()` of the leaf in the value
     for path, leaf in named_leaves(value, name, objects):
-        converted = list(_to_tensors(path, leaf))
-        if not converted:
+        if id(leaf) not in converted:
+            converted[id(leaf)] = leaf, list(_to_tensors(leaf))
+        _, tensors = converted[id(leaf)]
+        if not tensors:
             types[path] = type(leaf).__name__
-        for leaf_name, tensor in converted:
+        for before, after, tensor in tensors:
+            leaf_name = before + path + after
             repeats[leaf_name] += 1
             count = repeats[leaf_name]  # several keys of a dict may have the same text
             results[leaf_name if count == 1 else f"{leaf_name} ({count})"] = tensor
@@ -151,7 +156,8 @@ def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor
                 name = f"attribute {path}.{key}" if path else f"attribute {key}"
                 for leaf_name, leaf in named_leaves(value, name, objects=False):
                     if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
-                        state |= _to_tensors(leaf_name, leaf)
+                        for before, after, tensor in _to_tensors(leaf):
+                            state[before + leaf_name + after] = tensor
     for name, value in args.items():
         state |= collect_results(value, name)[0]
     return state
@@ -184,28 +190,31 @@ def describe_difference(name: str, a: Tensor | None, b: Tensor | None) -> str | 
     return f"{name}: {values[0]} in the plain model, {values[1]} in the converted model"
 
 
-def _to_tensors(name: str, leaf: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors with the values of a leaf: none if it can't be read, several if nested."""
+def _to_tensors(leaf: Any) -> Iterator[_Named]:
+    """Yield the tensors with the values of a leaf, and what to add before and after its path.
+
+    There are none if the leaf can't be read, and several if it is nested.
+    """
     text = _text_of(leaf)
     if text is not None:
-        yield _TEXT + name, _encode_text(text)
+        yield _TEXT, "", _encode_text(text)
     elif isinstance(leaf, Tensor) and leaf.is_nested:
-        yield from ((f"{name}[{index}]", each) for index, each in enumerate(leaf.unbind()))
+        yield from (("", f"[{index}]", each) for index, each in enumerate(leaf.unbind()))
     elif isinstance(leaf, Tensor) and not (leaf.is_meta or leaf.is_quantized):
         is_dense = leaf.layout == torch.strided
-        yield from [(name, leaf)] if is_dense else _sparse_to_tensors(name, leaf)
+        yield from [("", "", leaf)] if is_dense else _sparse_to_tensors(leaf)
     elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, np.generic):
         dtype = torch.float64 if isinstance(leaf, float) else None
         dtype = torch.complex128 if isinstance(leaf, complex) else dtype
-        yield name, torch.tensor(leaf, dtype=dtype, device="cpu")
+        yield "", "", torch.tensor(leaf, dtype=dtype, device="cpu")
     elif isinstance(leaf, np.ndarray | np.generic):
         with suppress(TypeError):  # torch has no such dtype
-            yield name, torch.from_numpy(np.array(leaf, order="C"))
+            yield "", "", torch.from_numpy(np.array(leaf, order="C"))
             if isinstance(leaf, np.ma.MaskedArray):
-                yield f"{name}.mask", torch.from_numpy(np.ma.getmaskarray(leaf))
+                yield "", ".mask", torch.from_numpy(np.ma.getmaskarray(leaf))
 
 
-def _sparse_to_tensors(name: str, leaf: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _sparse_to_tensors(leaf: Tensor) -> Iterator[_Named]:
     """Yield the tensors with the values of a sparse tensor.
 
     The dense form also compares tensors that store different zeros. But for a large graph it does
@@ -213,10 +222,10 @@ def _sparse_to_tensors(name: str, leaf: Tensor) -> Iterator[tuple[str, Tensor]]:
     """
     sparse = leaf.to_sparse(layout=torch.sparse_coo).coalesce()
     if leaf.numel() <= max(_MIN_DENSE, _DENSE_PER_VALUE * sparse.values().numel()):
-        yield name, leaf.to_dense()
+        yield "", "", leaf.to_dense()
     else:
-        yield f"{name}.indices", sparse.indices()
-        yield f"{name}.values", sparse.values()
+        yield "", ".indices", sparse.indices()
+        yield "", ".values", sparse.values()
 
 
 def _text_of(leaf: Any) -> str | None:

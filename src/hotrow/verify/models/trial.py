@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from hotrow.verify.models.results import (
 )
 from hotrow.verify.models.splice import ProductSplice
 
-_MAX_VALUES = 100_000  # comparing them takes about 20 s
+_MAX_VALUES, _MAX_REPEATED = 100_000, 10**9  # comparing them takes about 20 s
 _LARGEST = 8  # the largest integer in the outputs' gradients
 
 
@@ -40,12 +39,7 @@ class Inputs:
     @classmethod
     def of(cls, inputs: Any) -> Inputs:
         """Create `Inputs` from a tensor, a tuple or list, or a dict of keyword arguments."""
-        values = named_leaves(inputs, "")
-        if next(islice(values, _MAX_VALUES, None), None) is not None:
-            raise HotrowError(
-                f"the inputs have more than {_MAX_VALUES:,} values in lists, dicts and objects",
-                fix="pass lists of numbers as tensors",
-            )
+        _check_size(inputs)
         if isinstance(inputs, Mapping):
             other_key = next((key for key in inputs if not isinstance(key, str)), None)
             if other_key is not None:
@@ -93,6 +87,35 @@ class Inputs:
             shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
             texts.append(f"{'' if name.isdecimal() else f'{name} '}{kind} {shape}")
         return ", ".join(texts) or "no tensors"
+
+
+def _check_size(inputs: Any) -> None:
+    """Raise an error if comparing the inputs would take very long.
+
+    A small file can contain the same list or tensor many times.
+    """
+    seen, repeated = set(), 0
+    for count, (_, leaf) in enumerate(named_leaves(inputs, "")):
+        if id(leaf) in seen and isinstance(leaf, Tensor | str | bytes):
+            repeated += leaf.numel() if isinstance(leaf, Tensor) else len(leaf)
+        seen.add(id(leaf))
+        if count == _MAX_VALUES:
+            raise HotrowError(
+                f"the inputs have more than {_MAX_VALUES:,} values in lists, dicts and objects",
+                fix="pass lists of numbers as tensors",
+            )
+        if repeated > _MAX_REPEATED:
+            raise HotrowError(
+                f"the inputs repeat the same tensors and texts, with more than {_MAX_REPEATED:,} "
+                "values in total",
+                fix="pass each tensor once",
+            )
+
+
+def _clone_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors. Several names may have the same tensor, which is copied once."""
+    copies = {id(each): each.detach().clone() for each in tensors.values()}
+    return {name: copies[id(each)] for name, each in tensors.items()}
 
 
 def _copy_tensor(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -183,13 +206,13 @@ class ModelCopy:
         """
         inputs = self.trial.copy_inputs()
         state = collect_state(self.model, inputs.by_name)
-        before = {name: value.detach().clone() for name, value in state.items()}
+        before = _clone_all(state)
         self._drop_gradients(inputs)
         with torch.random.fork_rng(devices.all_accelerators()), torch.enable_grad():
             torch.manual_seed(self.trial.seed)
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
-            found = {name: output.detach().clone() for name, output in outputs.items()}
+            found = _clone_all(outputs)
             # Keep the splice active, so that recomputation in the backward pass gives the same
             # values as the forward pass.
             with mode if isinstance(mode, ProductSplice) else nullcontext():
