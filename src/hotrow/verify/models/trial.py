@@ -54,11 +54,11 @@ class Inputs:
     def copy(self, change: Callable[[Tensor], Tensor] = torch.clone) -> Inputs:
         """Return a deep copy in which `change` copies each tensor."""
         # deepcopy can't copy tensors that are not leaves of autograd's graph.
-        tensors = [tensor for _, tensor in self.tensors]
-        copies: dict[int, Any] = {id(each): _copy_tensor(each, change) for each in tensors}
-        for tensor in tensors:
+        tensors = {id(tensor): tensor for _, tensor in self.tensors}
+        copies: dict[int, Any] = {key: _copy_tensor(each, change) for key, each in tensors.items()}
+        for key, tensor in tensors.items():
             if type(tensor) in (Tensor, nn.Parameter):  # other classes may copy attributes
-                vars(copies[id(tensor)]).update(deepcopy(vars(tensor), copies))
+                vars(copies[key]).update(deepcopy(vars(tensor), copies))
         return Inputs(deepcopy(self.args, copies), deepcopy(self.kwargs, copies))
 
     @property
