@@ -638,15 +638,21 @@ def test_only_tensors_are_unpickled(run: Run, folder: Path) -> None:
     assert not (folder / "sprung").exists()
 
 
-def test_a_file_that_changes_after_its_checks_is_not_read_again(
+def test_a_file_that_changes_after_its_checks_is_an_error(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check_and_change(*arguments: Any) -> None:
         check_program(*arguments)
-        (folder / "states.pt").write_bytes((folder / "number.pt").read_bytes())
+        (folder / "states.pt").write_bytes(other)
 
+    path = folder / "states.pt"
+    torch.save(torch.arange(15).repeat(10_000), path)
+    data = path.read_bytes()
+    other = data.replace(bytes(7), b"\1" + bytes(6))
     monkeypatch.setattr(checkpoint, "check_program", check_and_change)
-    assert run("@built --inputs states.pt").code == 0
+    found = run("@built --inputs states.pt")
+    assert found.code == 2
+    assert "Error: states.pt cannot be read as a .pt file (BadZipFile: Bad CRC-32" in found.err
 
 
 def test_an_argument_that_is_not_a_model_is_a_usage_error(run: Run) -> None:

@@ -182,14 +182,3 @@ def test_empty_archive_is_an_error() -> None:
     data = archive_of([])
     with pytest.raises(HotrowError, match=r"x\.pt cannot be read as a \.pt file"):
         load_checkpoint(io.BytesIO(data), "x.pt")
-
-
-def test_program_that_torch_runs_is_the_one_that_is_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Even if an archive had two programs, hotrow would check the one that torch runs."""
-    program = b"\x80\x02cos\ngetcwd\n."
-    pairs = [*entries(saved()), ("archive/DATA.PKL", program)]
-    monkeypatch.setattr("hotrow.inputs.checkpoint.check_archive", lambda _: {})
-    with pytest.raises(HotrowError, match=r"x\.pt contains a os\.getcwd"):
-        load_checkpoint(io.BytesIO(archive_of(pairs)), "x.pt")

@@ -1,8 +1,8 @@
-"""Check that a .pt file is a zip archive of the kind that `torch.save` writes.
+"""Read a .pt file, a zip archive of the kind that `torch.save` writes.
 
 Readers of zip archives disagree about unusual files: which of two directories is valid, whether
-names differ by case, and whether bytes may precede the archive. hotrow and torch use different
-readers. So hotrow rejects every archive that the two could understand differently.
+names differ by case, and whether bytes may precede the archive. So hotrow rejects such archives,
+and reads each entry once: it uses the same bytes that it has checked.
 """
 
 from __future__ import annotations
@@ -21,38 +21,58 @@ _RECORD = re.compile(
     re.ASCII,
 )
 _BLOCK_BYTES = 1 << 20
-_FOLDER = 0x10  # an attribute; torch doesn't read such an entry, and returns uninitialized memory
+_FOLDER = 0x10  # an attribute; torch doesn't read the bytes of such an entry
 _SHORT_LIMIT, _LONG_FIELD = 0xFFFFFFFF, 1  # larger numbers follow in this extra field
 _END = struct.Struct("<4s4H2LH")  # the last bytes of an archive
 _LOCATOR = struct.Struct("<4sLQL")  # before the end of a zip64 archive
 _LONG_END = struct.Struct("<4sQ2H2L4Q")  # before the locator
 
 
-def check_archive(file: IO[bytes]) -> dict[str, int]:
-    """Check a file, and return the size of each storage, in bytes.
+class Archive:
+    """The entries of a .pt file.
 
     A compressed file, or a file that contains the same bytes under several names, could fill the
-    memory. torch doesn't write such files. Unlike torch, this function compares the checksums.
+    memory. torch doesn't write such files.
+
+    Attributes:
+        size: the size of the file in bytes.
+        sizes: the size of each entry in bytes, keyed by its name without the folder.
 
     Raises:
-        ValueError, zipfile.BadZipFile: `torch.save` could not have written the file.
+        ValueError, zipfile.BadZipFile: `torch.save` could not have written the file, or its
+            contents don't match their checksums.
     """
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    if file.read(len(_START)) != _START:
-        raise ValueError("it was not written by torch 1.6 or newer")
-    _check_end(file, size)
-    with zipfile.ZipFile(file) as archive:
-        folder = _check_entries(archive.infolist(), size)
-        for entry in archive.infolist():
-            if entry.CRC:  # `torch.save` may omit the checksums
-                _read_entry(archive, entry)
-    storages = f"{folder}/data/"
-    return {
-        entry.orig_filename.removeprefix(storages): entry.file_size
-        for entry in archive.infolist()
-        if entry.orig_filename.startswith(storages)
-    }
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        if file.read(len(_START)) != _START:
+            raise ValueError("it was not written by torch 1.6 or newer")
+        _check_end(file, self.size)
+        self._archive = zipfile.ZipFile(file)
+        entries = self._archive.infolist()
+        folder = _check_entries(entries, self.size)
+        self._entries = {each.orig_filename[len(folder) + 1 :]: each for each in entries}
+        self.sizes = {name: each.file_size for name, each in self._entries.items()}
+        for each in entries:
+            if not each.CRC:  # `torch.save` may omit the checksums
+                each.CRC = None  # type: ignore[assignment]
+
+    def read(self, name: str) -> bytes:
+        """Return an entry. If it doesn't exist, return no bytes."""
+        content = bytearray(self.sizes.get(name, 0))
+        self.read_into(name, memoryview(content))
+        return bytes(content)
+
+    def read_into(self, name: str, target: memoryview) -> None:
+        """Write an entry into memory of the same size, and compare its checksum."""
+        if not len(target):
+            return
+        position = 0
+        with self._archive.open(self._entries[name]) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                target[position : position + len(block)] = block
+                position += len(block)
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> str:
@@ -90,13 +110,6 @@ def _long_fields(extra: bytes) -> list[bytes]:
             fields.append(extra[4 : 4 + length])
         extra = extra[4 + length :]
     return fields
-
-
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    """Read an entry, so that zipfile compares its checksum."""
-    with archive.open(entry) as stream:
-        while stream.read(_BLOCK_BYTES):
-            pass
 
 
 def _check_end(file: IO[bytes], size: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +17,18 @@ from pickle import UnpicklingError
 from typing import IO, Any
 
 import torch
+from torch import _weights_only_unpickler
 from torch.serialization import default_restore_location
+from torch.storage import TypedStorage
 
 from hotrow.errors import HotrowError
-from hotrow.inputs.archive import check_archive
+from hotrow.inputs.archive import Archive
 from hotrow.inputs.pickle_program import check_program
 from hotrow.inputs.regular_file import reader_errors
 from hotrow.inputs.text import escape_unprintable
-from hotrow.locks import ForkSafeLock
+
+_STORAGES = "data/"  # the folder of the storages in the archive
+_TypedStorage: Any = TypedStorage
 
 
 def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = None) -> Any:
@@ -41,50 +46,47 @@ def load_checkpoint(file: IO[bytes], name: str | Path, *, device: str | None = N
     """
     fix = "is the file complete? Write it with torch.save"
     with reader_errors(f"{name} cannot be read as a .pt file", fix), _unpickling_errors(name):
-        size = file.seek(0, io.SEEK_END)
-        storages = check_archive(file)
-        check_program(_read_program(file), storages, size, name)
-        file.seek(0)
-        with _unchecked_sparse_tensors:
-            contents = torch.load(
-                file,
-                map_location=_saved_device if device is None else device,
-                weights_only=True,
-                mmap=False,
-            )
+        archive = Archive(file)
+        program = archive.read("data.pkl")
+        storages = {
+            key.removeprefix(_STORAGES): size
+            for key, size in archive.sizes.items()
+            if key.startswith(_STORAGES)
+        }
+        check_program(program, storages, archive.size, name)
+        contents = _run_program(program, archive, device)
         _check_sparse_tensors(contents)
         return contents
 
 
-class _UncheckedSparseTensors:
-    """Let `torch.load` create sparse tensors unchecked, because its own checks may crash.
+def _run_program(program: bytes, archive: Archive, device: str | None) -> Any:
+    """Do what `torch.load` does after it has read the program.
 
-    torch has one setting for all threads, so the last thread that leaves restores it.
+    `torch.load` would read the file again, and check sparse tensors in a way that may crash.
     """
+    is_swapped = archive.read("byteorder") not in (b"", sys.byteorder.encode())
+    storages: dict[str, Any] = {}
 
-    def __init__(self) -> None:
-        self._lock = ForkSafeLock()
-        self._count = 0  # the number of threads inside
-        self._was_enabled = False
+    def load_storage(id: tuple[str, Any, str, str, int]) -> Any:
+        _, kind, key, location, count = id
+        if key not in storages:
+            dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+            content = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device="cpu")
+            archive.read_into(_STORAGES + key, content.numpy().data)
+            storage: Any = content.untyped_storage()
+            if is_swapped and count:
+                storage.byteswap(dtype)
+            if device is None:
+                storage = _saved_device(storage, location)
+            storages[key] = _TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        return storages[key]
 
-    def __enter__(self) -> None:
-        with self._lock.lock:
-            if not self._count:
-                self._was_enabled = _SETTING.is_enabled()
-                _SETTING.disable()
-            self._count += 1
-
-    def __exit__(self, *error: object) -> None:
-        # After an error, the next load would check the tensors of this file.
-        torch._utils._sparse_tensors_to_validate.clear()
-        with self._lock.lock:
-            self._count -= 1
-            if self._was_enabled and not self._count:
-                _SETTING.enable()
-
-
-_SETTING: Any = torch.sparse.check_sparse_tensor_invariants
-_unchecked_sparse_tensors = _UncheckedSparseTensors()
+    unpickler: Any = _weights_only_unpickler.Unpickler(io.BytesIO(program), encoding="utf-8")
+    unpickler.persistent_load = load_storage
+    try:
+        return unpickler.load()
+    finally:
+        torch._utils._sparse_tensors_to_validate.clear()  # the next torch.load would check them
 
 
 def _saved_device(storage: Any, location: str) -> Any:
@@ -157,12 +159,3 @@ def _unpickling_errors(name: str | Path) -> Iterator[None]:
             fix="save a tensor, or a tuple or dict of tensors, or pass the name of a function "
             "that returns them",
         ) from None
-
-
-def _read_program(file: IO[bytes]) -> bytes:
-    """Return the pickle program, read with the same reader that `torch.load` uses.
-
-    Another reader could find another program, which `torch.load` would then run unchecked.
-    """
-    file.seek(0)
-    return torch._C.PyTorchFileReader(file).get_record("data.pkl")

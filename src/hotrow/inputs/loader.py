@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import io
 import os
 import sys
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from torch import nn
 from hotrow.errors import HotrowError
 from hotrow.inputs.checkpoint import load_checkpoint
 from hotrow.inputs.files import open_safetensors
-from hotrow.inputs.regular_file import open_regular, reader_errors
+from hotrow.inputs.regular_file import open_regular
 from hotrow.inputs.sparse_file import check_not_sparse
 from hotrow.inputs.text import escape_unprintable, one_line
 
@@ -193,10 +192,7 @@ def _read_pt(path: str) -> Any:
         open(descriptor, "rb", closefd=False) as file,
     ):
         check_not_sparse(descriptor, path)
-        with reader_errors(f"{path} cannot be read", "check the disk and the free memory"):
-            data = file.read()
-    # Another program could change the file meanwhile, so load the bytes that were checked.
-    return load_checkpoint(io.BytesIO(data), path, device="cpu")
+        return load_checkpoint(file, path, device="cpu")
 
 
 def _read_safetensors(path: str) -> Any:
