@@ -1148,6 +1148,58 @@ def test_inputs_keep_their_classes_and_shared_objects():
     assert run(Model, (fields, Counter("aab"), states))
 
 
+@pytest.mark.parametrize("trains_weight", [True, False])
+def test_the_gradient_of_a_bias_needs_no_products(trains_weight):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(3), requires_grad=not trains_weight)
+            self.weight = nn.Parameter(torch.ones(10, 3), requires_grad=trains_weight)
+
+        def forward(self, ids):
+            return torch.addmm(self.bias, F.one_hot(ids, 10).float(), self.weight)
+
+    _, both = run(Model, torch.tensor([1, 2, 3, 1])).costs
+    assert both.plain_multiplications == 4 * 10 * 3 * (1 + trains_weight)
+
+
+class Twice(torch.autograd.Function):
+    """Return two outputs, and a wrong gradient in the converted model."""
+
+    @staticmethod
+    def forward(ctx, scores, combine, is_wrong):
+        ctx.combine, ctx.is_wrong, ctx.shape = combine, is_wrong, scores.shape
+        return combine(scores)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        with torch.enable_grad():
+            scores = torch.zeros(ctx.shape, requires_grad=True)
+            outputs = ctx.combine(scores)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.autograd.backward(outputs, gradients)
+        return scores.grad * (3 if ctx.is_wrong else 1), None, None
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda scores: (scores * 1, -scores),
+        lambda scores: (scores.sum(), -scores.sum()),
+        lambda scores: torch.complex(torch.zeros_like(scores), scores),
+    ],
+    ids=["opposites", "numbers", "imaginary"],
+)
+def test_gradients_of_several_outputs_do_not_cancel(combine, is_wrong):
+    class Model(Policy):
+        def forward(self, states):
+            is_converted = isinstance(self.net[0].weight, Table)
+            return Twice.apply(super().forward(states), combine, is_wrong and is_converted)
+
+    assert bool(run(Model, STATES)) == (not is_wrong)
+
+
 def test_a_repeated_tensor_is_copied_once():
     class Model(Policy):
         def forward(self, states, masks):

@@ -60,6 +60,11 @@ class Product:
         found = find_instances((self.args, self.kwargs), Tensor)
         return [t for t in found if not isinstance(t, OneHot) and t is not other_input]
 
+    @property
+    def factor(self) -> Tensor:
+        """The dense tensor that the one-hot is multiplied by."""
+        return self.weights[-1 if self.name in ("addmm", "baddbmm") else 0]
+
     def run(self, transform: TensorMap) -> Tensor:
         """Call the function with `transform` applied to each tensor argument."""
         args, kwargs = map_instances((self.args, self.kwargs), Tensor, transform)
@@ -150,7 +155,7 @@ class ProductCounter(ProductMode):
         weighted_ids = sum(field.ids.shape[-1] for field in fields) if scales else 0
         remaining = weighted_ids + sum(part.width for part in columns)
         classes, plain_gradient, converted_gradient = x.sizes[-1], 0, 0
-        if result.requires_grad and product.weights[0].requires_grad:
+        if result.requires_grad and product.factor.requires_grad:
             plain_gradient, converted_gradient = classes, remaining
         if result.requires_grad:
             trained_widths = [part.width for part in columns if part.values.requires_grad]

@@ -114,7 +114,8 @@ def _check_size(inputs: Any) -> None:
 
 def _clone_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors. Several names may have the same tensor, which is copied once."""
-    copies = {id(each): each.detach().clone() for each in tensors.values()}
+    distinct = {id(each): each for each in tensors.values()}
+    copies = {key: each.detach().clone() for key, each in distinct.items()}
     return {name: copies[id(each)] for name, each in tensors.items()}
 
 
@@ -194,7 +195,7 @@ class ModelCopy:
         self.model, self.trial = model, trial
         self.output_type, self.magnitudes = "", dict[str, float]()
         self.not_compared: dict[str, str] = {}
-        self._cotangents: dict[tuple[str, torch.Size], Tensor] = {}
+        self._cotangents: dict[tuple[int, torch.Size], Tensor] = {}
         self._given = trial.copy_inputs()
         self._changes_inputs = True
         self._differentiable = False
@@ -275,22 +276,26 @@ class ModelCopy:
         return outputs
 
     def _differentiate(self, outputs: dict[str, Tensor]) -> None:
-        trained = [(name, output) for name, output in outputs.items() if output.requires_grad]
+        trained = [output for output in outputs.values() if output.requires_grad]
         self._differentiable = bool(trained)
-        if trained:
-            cotangents = [self._cotangent(name, output) for name, output in trained]
-            torch.autograd.backward([output for _, output in trained], cotangents)
+        if len(trained) == 1 and trained[0].numel() == 1:
+            torch.autograd.backward(trained, [torch.ones_like(trained[0])])  # it may be a loss
+        elif trained:
+            cotangents = [self._cotangent(*each) for each in enumerate(trained)]
+            torch.autograd.backward(trained, cotangents)
 
-    def _cotangent(self, name: str, output: Tensor) -> Tensor:
-        """Return random positive and negative integers, or 1 for a single value such as a loss."""
-        key = name, output.shape
-        if output.numel() == 1:
-            return torch.ones_like(output)
+    def _cotangent(self, index: int, output: Tensor) -> Tensor:
+        """Return random positive and negative integers, which differ between the outputs."""
+        key = index, output.shape
         if key not in self._cotangents:
-            generator = torch.Generator().manual_seed(self.trial.seed)
-            sizes = torch.randint(1, _LARGEST + 1, output.shape, generator=generator, device="cpu")
-            signs = 2 * torch.randint(0, 2, output.shape, generator=generator, device="cpu") - 1
-            self._cotangents[key] = (sizes * signs).to(output)
+            generator = torch.Generator().manual_seed(self.trial.seed + index)
+            shape = (*output.shape, 2) if output.is_complex() else output.shape
+            options: Any = {"generator": generator, "device": "cpu"}
+            sizes = torch.randint(1, _LARGEST + 1, shape, **options)
+            cotangent = sizes * (2 * torch.randint(0, 2, shape, **options) - 1)
+            if output.is_complex():
+                cotangent = torch.view_as_complex(cotangent.double())
+            self._cotangents[key] = cotangent.to(output)
         return self._cotangents[key]
 
 
