@@ -45,6 +45,11 @@ class Words(nn.Module):
     def forward(self, states):
         return torch.tanh(self.words(states))
 
+class Short(Words):
+    def __init__(self):
+        super().__init__()
+        self.words.max_norm = 1.0
+
 class Plain(nn.Module):
     def forward(self, states, scale=None):
         return states * 2.0
@@ -321,6 +326,14 @@ def test_converting_to_matmul(run: Run) -> None:
     assert "\n    words  Embedding(16, 4)\n      one-hot matmul\n" in found.out
     assert "output  " in found.out
     assert "equal, 16 of 16 values bit for bit" in found.out
+    assert "products with one-hots" not in found.out
+    assert found.out.endswith("\n  equal: the same numbers, with all of the zeros\n")
+
+
+def test_a_layer_that_cannot_become_a_matmul_is_an_error(run: Run) -> None:
+    found = run("@Short --inputs @states --to matmul")
+    assert found.code == 2
+    assert "an embedding has max_norm=1.0, which a one-hot product does not support" in found.err
 
 
 def test_a_nan_in_an_unselected_row_exits_1(run: Run) -> None:
@@ -462,7 +475,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("exits:build --inputs @states", "exits cannot be imported: SystemExit: usage: exits.py", ONE),
     (
         "@fails --inputs @states",
-        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 82)",
+        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 87)",
         ONE,
     ),
     ("@Quitter --inputs @states", "nets.models:Quitter exits Python: SystemExit: 0", "remove sys"),

@@ -52,6 +52,14 @@ def test_a_shared_weight_counts_once():
     assert (found.weight_bytes, found.state_bytes) == (32, 64)
 
 
+def test_a_sparse_state_is_measured():
+    layer = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    train(layer, optimizer, [1, 3])
+    found = vocabulary.stats(layer, optimizer)
+    assert (found.touched_rows, found.state_bytes, found.spare_bytes) == (2, 2 * 16, 0)
+
+
 def test_a_vocabulary_lists_the_keys_that_would_be_evicted():
     layer = nn.Embedding(1, 2)
     words = vocabulary.Vocabulary(layer, unknown="row")

@@ -117,8 +117,9 @@ def _cost_lines(cost: ModelCost) -> Iterator[str]:
         ratio = "" if not b else f"{a / b:,.1f}x" if a >= b else f"{a / b:.2g}x"
         return f"  {what:<28}{show(a):>16}{show(b):>16}{ratio:>12}"
 
-    plain_products, converted_products = cost.plain_multiplications, cost.converted_multiplications
-    yield row("products with one-hots", plain_products, converted_products, "{:,}".format)
+    before, after = cost.plain_multiplications, cost.converted_multiplications
+    if before is not None and after is not None:
+        yield row("products with one-hots", before, after, "{:,}".format)
     yield row("peak extra memory", cost.plain.bytes_peak, cost.converted.bytes_peak, format_size)
     runs = len(cost.plain.milliseconds)
     label = f"time (median of {runs} run{'' if runs == 1 else 's'})"

@@ -16,12 +16,29 @@ from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys
 
 # Held while keys or counts are read or written, but not while layers change, and not while signal
 # handlers run. So a thread that holds it never waits for other threads or ranks.
-_lock = threading.RLock()
+_lock: Any = threading.RLock()
+
+
+def _acquire() -> None:
+    """Let a fork wait, so that the keys and counts are complete in the new process.
+
+    Python ignores an exception here, such as that of a signal handler.
+    """
+    with PostponedSignals():
+        _lock.acquire()
+
+
+def _release_in_child() -> None:
+    global _lock
+    if _lock._is_owned():
+        _lock.release()
+    else:
+        _lock = threading.RLock()
+
 
 if hasattr(os, "register_at_fork"):  # does not exist on Windows
-    # A fork waits, so that the keys and counts are complete in the new process.
     os.register_at_fork(
-        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+        before=_acquire, after_in_parent=_lock.release, after_in_child=_release_in_child
     )
 
 

@@ -128,8 +128,8 @@ def stats(
         touched,
         len(found[0].frozen_rows()),
         sum(each.nbytes for each in tensors),
-        sum(each.nbytes for each in slots),
-        sum(each.untyped_storage().nbytes() - each.nbytes for each in (*tensors, *slots)),
+        sum(map(_used_bytes, slots)),
+        sum(map(_spare_bytes, (*tensors, *slots))),
         name,
         () if idle is None else _ranges(idle),
         keys,
@@ -140,6 +140,16 @@ def _raw(weight: nn.Parameter) -> Tensor:
     return weight.raw_data if isinstance(weight, Table) else weight.data
 
 
+def _used_bytes(tensor: Tensor) -> int:
+    if tensor.is_sparse:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
+
+
+def _spare_bytes(tensor: Tensor) -> int:
+    return 0 if tensor.is_sparse else tensor.untyped_storage().nbytes() - tensor.nbytes
+
+
 def _count_touched(
     optimizer: torch.optim.Optimizer, weight: nn.Parameter, columns: bool, state: dict[str, Tensor]
 ) -> int:
@@ -147,7 +157,10 @@ def _count_touched(
     initial = initial_slots(optimizer, weight)
     is_touched = torch.zeros(weight.shape[columns], dtype=torch.bool, device=weight.device)
     for name, value in state.items():
-        is_touched |= (value != initial.get(name, 0.0)).any(0 if columns else 1)
+        if value.is_sparse:
+            is_touched[value._indices()[int(columns)]] = True
+        else:
+            is_touched |= (value != initial.get(name, 0.0)).any(0 if columns else 1)
     return int(is_touched.sum())
 
 

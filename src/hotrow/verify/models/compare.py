@@ -191,7 +191,16 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
         if plain.can_run(gradient):
             done = 4 + index * (1 + _ROUNDS)
             costs.append(
-                _measure_cost(plain, converted, gradient, counter, report, done, steps, seconds)
+                _measure_cost(
+                    plain,
+                    converted,
+                    gradient,
+                    counter if trial.to == "lookup" else None,
+                    report,
+                    done,
+                    steps,
+                    seconds,
+                )
             )
     report("done", steps, steps)
     return ModelComparison(
@@ -204,6 +213,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
         agreements,
         tuple(costs),
         notes,
+        trial.to,
     )
 
 
@@ -255,7 +265,8 @@ class _InternalErrors(AbstractContextManager[None]):
     """Re-raise an exception from the converted model as an internal error."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not _is_out_of_memory(error):
+        is_known = isinstance(error, HotrowError)  # the conversion does not support the model
+        if isinstance(error, Exception) and not (is_known or _is_out_of_memory(error)):
             raise RuntimeError(f"only the converted model raises {one_line(error)}") from error
 
 
@@ -263,7 +274,7 @@ def _measure_cost(
     plain: ModelCopy,
     converted: ModelCopy,
     gradient: bool,
-    counter: ProductCounter,
+    counter: ProductCounter | None,
     report: Progress,
     done: int,
     steps: int,
@@ -293,8 +304,8 @@ def _measure_cost(
 
     return ModelCost(
         what,
-        count_products(counter.plain),
-        count_products(counter.converted),
+        None if counter is None else count_products(counter.plain),
+        None if counter is None else count_products(counter.converted),
         Measurement(plain_times, peaks[0]),
         Measurement(converted_times, peaks[1]),
     )

@@ -20,7 +20,7 @@ class ModelCost:
     Attributes:
         name: "forward" or "forward and gradient".
         plain_multiplications: the number of multiplications in the one-hot products that became
-            lookups.
+            lookups, or None if the model was converted to matmuls.
         converted_multiplications: the number of these multiplications that the converted model
             still needs.
         plain: the measured time and memory of the plain model.
@@ -28,8 +28,8 @@ class ModelCost:
     """
 
     name: str
-    plain_multiplications: int
-    converted_multiplications: int
+    plain_multiplications: int | None
+    converted_multiplications: int | None
     plain: Measurement
     converted: Measurement
 
@@ -65,6 +65,7 @@ class ModelComparison:
         costs: the cost of the forward pass alone, and of the forward pass with the gradient.
         notes: the cause of a difference or an inconclusive result, if it is known, and the parts
             of the output that can't be compared.
+        to: the direction of the conversion, "lookup" or "matmul".
     """
 
     title: str
@@ -76,6 +77,7 @@ class ModelComparison:
     agreements: tuple[Agreement, ...]
     costs: tuple[ModelCost, ...]
     notes: tuple[str, ...]
+    to: str = "lookup"
 
     @property
     def equal(self) -> bool:
@@ -92,9 +94,10 @@ class ModelComparison:
             return "inconclusive: rounding may not explain all differences"
         if not any(finding.converted for finding in self.findings):
             return "equal: nothing was converted, so nothing is saved"
+        zeros = "none of the zeros" if self.to == "lookup" else "with all of the zeros"
         if "rounding" in verdicts:
-            return "equal within rounding: the same sums, none of the zeros"
-        return "equal: the same numbers, none of the zeros"
+            return f"equal within rounding: the same sums, {zeros}"
+        return f"equal: the same numbers, {zeros}"
 
     def __bool__(self) -> bool:
         return self.equal
