@@ -541,3 +541,12 @@ def test_error_for_a_whole_model_names_the_command_that_compares_models(side, id
 def test_list_of_single_ids_is_checked():
     table = torch.randn(7, 3)
     assert check(table, nn.Embedding.from_pretrained(table), [IDS[0, 0], IDS[0, 1]])
+
+
+def test_inputs_may_come_from_inference_mode():
+    with torch.inference_mode():
+        ids, offsets, weights = torch.tensor([3, 1, 3]), torch.tensor([0, 2]), torch.rand(3)
+    table = torch.rand(5, 2)
+    assert check(nn.Embedding.from_pretrained(table), table, ids)
+    bag = nn.EmbeddingBag.from_pretrained(table, mode="sum")
+    assert check(bag, table, ids, offsets=offsets, per_sample_weights=weights)

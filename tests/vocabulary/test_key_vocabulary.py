@@ -140,6 +140,24 @@ def test_init_cannot_change_the_vocabulary(method):
     assert words.keys() == []
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
+def test_compiled_code_of_a_converted_model_may_look_up_keys():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Embedding(3, 4)
+            self.words = None
+
+        def forward(self, keys):
+            return self.layer(self.words.look_up(keys)).sum() + ("a" in self.words)
+
+    model = hotrow.convert(Model(), min_entries=0)
+    model.words = Vocabulary(model.layer, keys=["a", "b"], unknown="row")
+    compiled = torch.compile(model, backend="eager")
+    for batch in (["a", "b"], ["a", "c"], ["b", "b"]):
+        assert torch.equal(compiled(batch), model(batch))
+
+
 def test_compiled_code_may_admit_keys():
     class Model(nn.Module):
         def __init__(self):

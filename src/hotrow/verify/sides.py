@@ -43,7 +43,7 @@ class Batch:
     @classmethod
     def of(cls, a: Any, b: Any, ids: Any, offsets: Any, weights: Tensor | None) -> Batch:
         """Build the batch for two sides; it contains bags if either side is a bag layer."""
-        ids = as_ids(ids)
+        ids = _usable(as_ids(ids))
         bags = [x for x in (a, b) if isinstance(x, nn.EmbeddingBag)]
         if not bags:
             if offsets is not None or weights is not None:
@@ -54,7 +54,7 @@ class Batch:
             return cls(ids)
         bag = bags[0]
         if offsets is not None:
-            offsets = as_ids(offsets, "offsets", "offsets")
+            offsets = _usable(as_ids(offsets, "offsets", "offsets"))
         offsets = check_bag(
             ids.shape,
             offsets,
@@ -67,7 +67,7 @@ class Batch:
             offsets = torch.arange(len(ids), device=ids.device) * ids.shape[1]
         elif bag.include_last_offset:
             offsets = offsets[:-1]
-        weights = None if weights is None else weights.detach().reshape(-1)
+        weights = None if weights is None else _usable(weights).detach().reshape(-1)
         return cls(ids, bag.mode, offsets, weights)
 
     def segments(self) -> Tensor:
@@ -76,6 +76,11 @@ class Batch:
         if self.offsets is None:
             return flat
         return torch.bucketize(flat, self.offsets, right=True) - 1
+
+
+def _usable(tensor: Tensor) -> Tensor:
+    """Return a tensor that can be part of an autograd graph: a copy of an inference tensor."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,7 @@ class Side:
 
     def leaves(self) -> dict[str, Tensor]:
         """Return new leaves that require grad and share storage with the tensors."""
-        # An inference tensor can't be part of an autograd graph, but a copy of it can.
-        return {
-            name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
-            for name, t in self.tensors.items()
-        }
+        return {name: _usable(t).detach().requires_grad_() for name, t in self.tensors.items()}
 
     def compute_results(self, cotangent: Tensor) -> dict[str, Tensor]:
         """Compute the output and the gradients of sum(output * cotangent).

@@ -196,6 +196,7 @@ class Vocabulary:
         """The number of rows, including the rows for unknown keys."""
         return len(self._rows)
 
+    @never_trace
     def __contains__(self, key: str | int) -> bool:
         return bool(self._rows.find(self._as_keys([key]))[0] >= 0)
 
@@ -204,20 +205,24 @@ class Vocabulary:
         """The number of rows for unknown keys."""
         return self._rows.keys.first_row
 
+    @never_trace
     def keys(self) -> list[Any]:
         """Return all keys with a row; the first key has row `unknown_rows`."""
         return self._rows.to_list()
 
     @property
+    @never_trace
     def counts(self) -> Tensor:
         """How often `admit` has seen each row, (V,) int64."""
         return torch.from_numpy(self._rows.seen())
 
     @property
+    @never_trace
     def idle_batches(self) -> Tensor:
         """The number of batches that `admit` has seen since it last saw each row, (V,) int64."""
         return torch.from_numpy(self._rows.idle_batches())
 
+    @never_trace
     def look_up(self, keys: Any) -> Tensor:
         """Return the ids of keys, without changing the vocabulary.
 
@@ -346,6 +351,7 @@ class Vocabulary:
         with PostponedSignals(), self._save_lock.lock:
             write_keys(path, *self._contents())
 
+    @never_trace
     def state_dict(self) -> dict[str, Any]:
         """Return the keys, their counts and the options, as `load` reads them.
 

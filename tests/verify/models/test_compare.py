@@ -1228,6 +1228,10 @@ def test_tensors_in_any_mapping_are_moved_with_the_model():
 # --- invalid models and inputs ----------------------------------------------------------------
 
 
+CYCLE = [STATES]
+CYCLE.append(CYCLE)
+
+
 class Stuck(Policy):
     def __deepcopy__(self, memo):
         raise TypeError("no copies")
@@ -1258,6 +1262,7 @@ class Stuck(Policy):
         (Policy, [[0] * 1000] * 101, "the inputs have more than 100,000 values in lists"),
         (Policy, [torch.zeros(1).expand(10**6)] * 1002, "the inputs repeat the same tensors and"),
         (Policy, ["a" * 10**6] * 1002, "the inputs repeat the same tensors and texts, with more "),
+        (Policy, CYCLE, "the inputs contain themselves, or are nested too deeply"),
         (Policy, {3: STATES}, "the inputs are a dict with the key 3, but the keys must be names"),
     ],
 )

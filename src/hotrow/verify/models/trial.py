@@ -39,7 +39,13 @@ class Inputs:
     @classmethod
     def of(cls, inputs: Any) -> Inputs:
         """Create `Inputs` from a tensor, a tuple or list, or a dict of keyword arguments."""
-        _check_size(inputs)
+        try:
+            _check_size(inputs)
+        except RecursionError:
+            raise HotrowError(
+                "the inputs contain themselves, or are nested too deeply",
+                fix="pass tensors, or tuples, lists or dicts of tensors",
+            ) from None
         if isinstance(inputs, Mapping):
             other_key = next((key for key in inputs if not isinstance(key, str)), None)
             if other_key is not None:
