@@ -16,6 +16,7 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError
 from hotrow.kernels.cpu import keys as kernels
+from hotrow.optim.interrupts import PostponedSignals
 from hotrow.vocabulary import Vocabulary, key_vocabulary
 from hotrow.vocabulary.counts import RowCounts
 from hotrow.vocabulary.keys import TextKeys
@@ -55,6 +56,30 @@ def test_other_threads_see_new_keys_when_the_layer_has_their_rows(key_type, pool
     assert found == ([1, 0, 0], 2, keys[:1], False)
     assert Vocabulary.load(state, table_layer(1)).keys() == keys[:1]
     assert read()[0] == ([1, 2, 3], 4, keys, True)
+
+
+def test_a_snapshot_contains_new_keys_together_with_their_counts(pool, monkeypatch):
+    words = Vocabulary(table_layer(1), unknown="row", admit_after=2)
+    words.admit(["a"])
+    before, states = words.state_dict(), []
+    enter = PostponedSignals.__enter__
+
+    def read_and_enter(context):  # at each moment at which another thread could read
+        if not pool_is_reading:
+            pool_is_reading.append(True)
+            states.append(pool.submit(words.state_dict).result(timeout=20))
+            pool_is_reading.clear()
+        enter(context)
+
+    pool_is_reading = []
+    with monkeypatch.context() as patch:
+        patch.setattr(PostponedSignals, "__enter__", read_and_enter)
+        words.admit(["a", "b", "b"])
+    after = words.state_dict()
+    assert len(states) > 3
+    for state in states:
+        expected = before if len(state["keys"]) == 0 else after
+        assert all(map(np.array_equal, state.values(), expected.values()))
 
 
 def test_lookups_of_integer_keys_are_right_while_keys_are_added(pool):

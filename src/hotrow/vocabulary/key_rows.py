@@ -149,15 +149,19 @@ class KeyRows:
             with PostponedSignals(), _lock:
                 self.keys = self.keys.selected(np.arange(count))
 
-    def complete(self, new: list[Any], counts: RowCounts, pending: Mapping[Any, int]) -> None:
-        """Let other threads see the new keys.
+    def complete(
+        self, new: list[Any], counts: RowCounts, pending: Mapping[Any, int], rows: Rows
+    ) -> None:
+        """Let other threads see the new keys, and count a batch.
 
         Arguments:
             new: the new keys.
-            counts: the counts of all rows.
+            counts: the counts of all rows before the batch.
             pending: new values of the counts of keys without a row.
+            rows: the rows of the batch.
         """
         with PostponedSignals(), _lock:
+            counts.add(rows)
             self.counts = counts
             dict.update(self._pending, pending)
             if self._pending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -266,11 +266,9 @@ class Vocabulary:
             rows = self._rows.find(values)
             positions = np.flatnonzero(rows < 0)
             if len(positions):
-                unknown = self._rows.keys.pick(values, positions)
-                self._add_rows(unknown)
-                rows[positions] = self._rows.find(unknown)
-                self._fill_unknown(values, rows)
-            self._rows.count(rows)
+                self._admit_unknown(values, rows, positions)
+            else:
+                self._rows.count(rows)
         return _like(rows, keys)
 
     @never_trace
@@ -357,7 +355,8 @@ class Vocabulary:
 
         To save a vocabulary together with a table on disk, pass this dict to
         `hotrow.disk.Store.save`. If the vocabulary has several tables on disk, pass it to each
-        save.
+        save. Call both in the thread that calls `admit` and `evict`: otherwise, the keys and the
+        rows may be from before and after a change.
 
         Returns:
             A dict of int64 tensors, lists of strings, strings and integers. Later changes of the
@@ -427,12 +426,19 @@ class Vocabulary:
             keys = keys.reshape(-1)
         return as_text(keys) if self.key_type is str else as_integers(keys)
 
-    def _add_rows(self, unknown: Any) -> None:
-        """Count keys without a row, and add rows for those that have been seen often enough."""
-        if not self.admit_after:
-            return
+    def _admit_unknown(self, values: Any, rows: Rows, positions: Rows) -> None:
+        """Count a batch, and add rows for the keys that have been seen often enough.
+
+        Arguments:
+            values: the keys of the batch.
+            rows: the row of each key. The missing rows are written.
+            positions: the positions of the keys without a row.
+        """
+        unknown = self._rows.keys.pick(values, positions)
         new, pending = list(dict.fromkeys(to_list(unknown))), {}  # in order of first appearance
-        if self.admit_after > 1:
+        if not self.admit_after:
+            new = []
+        elif self.admit_after > 1:
             pending = self._rows.count_pending(unknown)
             new = [key for key in new if pending[key] >= self.admit_after]
         counts = self._rows.counts
@@ -441,13 +447,16 @@ class Vocabulary:
                 self._check_row_counts()
                 counts = counts.grown(len(self) + len(new))
                 keys = self._as_keys(new)
-            try:
-                with self._change_layers(len(counts), self._rows.keys, keys):
+        try:
+            with self._change_layers(len(counts), self._rows.keys, keys) if new else nullcontext():
+                if new:
                     self._rows.append(keys)
-            except BaseException:  # the change may have failed on another rank
-                self._rows.undo_append()
-                raise
-        self._rows.complete(new, counts, pending)
+                rows[positions] = self._rows.keys.find(unknown)
+                self._fill_unknown(values, rows)
+        except BaseException:  # the change may have failed on another rank
+            self._rows.undo_append()
+            raise
+        self._rows.complete(new, counts, pending, rows)
 
     @contextmanager
     def _change_layers(
