@@ -25,7 +25,7 @@ from tests.support.exhaustive import exhaustive
 pytestmark = pytest.mark.usefixtures("small_tables")
 
 MODELS = """
-import collections, os, torch, typer, warnings, torch.nn.functional as F
+import collections, ctypes, os, subprocess, sys, torch, typer, warnings, torch.nn.functional as F
 from torch import nn
 
 class Policy(nn.Module):
@@ -102,6 +102,13 @@ def by_name():
 
 def floats():
     return torch.rand(4)
+
+def noisy():
+    print("print")
+    print("original", file=sys.__stdout__)
+    ctypes.CDLL(None).puts(b"printf")
+    subprocess.run([sys.executable, "-c", "print('child')"], check=True)
+    return Plain()
 
 def user_dict():
     return collections.UserDict(by_name())
@@ -362,10 +369,9 @@ def test_an_error_after_the_first_run_exits_3(
     assert "nets.models:Late fails: " in found.err
 
 
-@exhaustive
-def test_the_current_directory_is_importable(folder: Path) -> None:
-    command = [Path(sys.executable).parent / "hotrow", "compare", "nets.models:plain"]
-    done = subprocess.run(
+def compare_in_process(folder: Path, model: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).parent / "hotrow", "compare", model]
+    return subprocess.run(
         [*command, "--inputs", "nets.models:states", "--json"],
         cwd=folder,
         capture_output=True,
@@ -373,8 +379,20 @@ def test_the_current_directory_is_importable(folder: Path) -> None:
         timeout=120,
         check=False,
     )
+
+
+@exhaustive
+def test_the_current_directory_is_importable(folder: Path) -> None:
+    done = compare_in_process(folder, "nets.models:plain")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["verdict"].startswith("equal: nothing was converted")
+
+
+def test_output_of_the_model_does_not_mix_with_the_report(folder: Path) -> None:
+    done = compare_in_process(folder, "nets.models:noisy")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["equal"] is True
+    assert sorted(done.stderr.split()) == ["child", "original", "print", "printf"]
 
 
 def test_progress_names_the_current_activity(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

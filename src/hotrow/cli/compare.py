@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -311,8 +309,7 @@ def _compare_model(
             f"{model} needs inputs",
             fix="add --inputs with module:function, a .pt file or a .safetensors file",
         )
-    # Redirect the standard output of the model's code to standard error.
-    with terminal.show_progress() as report_progress, redirect_stdout(sys.stderr):
+    with terminal.show_progress() as report_progress, terminal.redirect_output():
         report_progress("loading", 0, 1)
         seed = seed or 0
         with torch.random.fork_rng(devices.all_accelerators()):

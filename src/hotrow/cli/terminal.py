@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,6 +18,7 @@ from hotrow.errors import HotrowError
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
 PROGRESS_DELAY = 2.0  # seconds
+_STDOUT, _STDERR = 1, 2
 _MIN_COLUMNS, _MAX_COLUMNS = 40, 240  # limits for the width of a report
 
 
@@ -39,6 +41,29 @@ def write_output(text: str) -> None:
     except BrokenPipeError:
         # Redirect stdout; otherwise, Python's flush at exit fails and changes the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def redirect_output() -> Iterator[None]:
+    """Send to standard error what other code writes to standard output, also C code and processes.
+
+    The caller has checked that standard output is open.
+    """
+    with redirect_stdout(sys.stderr), ExitStack() as stack:
+        with suppress(OSError):  # a closed descriptor: then only Python's output is redirected
+            original = os.dup(_STDOUT)
+            stack.callback(os.close, original)
+            os.dup2(_STDERR, _STDOUT)
+            stack.callback(os.dup2, original, _STDOUT)
+            stack.callback(_flush_output)
+        yield
+
+
+def _flush_output() -> None:
+    if sys.__stdout__ is not None:
+        sys.__stdout__.flush()
+    if os.name == "posix":
+        ctypes.CDLL(None).fflush(None)
 
 
 def _make_console(*, stderr: bool = False) -> Console:

@@ -294,7 +294,7 @@ class ModelCopy:
         """Return random positive and negative integers, which differ between the outputs."""
         key = index, output.shape
         if key not in self._cotangents:
-            generator = torch.Generator().manual_seed(self.trial.seed + index)
+            generator = torch.Generator().manual_seed((self.trial.seed + index) % 2**64)
             shape = (*output.shape, 2) if output.is_complex() else output.shape
             options: Any = {"generator": generator, "device": "cpu"}
             sizes = torch.randint(1, _LARGEST + 1, shape, **options)
