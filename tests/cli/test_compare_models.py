@@ -493,7 +493,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("exits:build --inputs @states", "exits cannot be imported: SystemExit: usage: exits.py", ONE),
     (
         "@fails --inputs @states",
-        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 93)",
+        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 94)",
         ONE,
     ),
     ("@Quitter --inputs @states", "nets.models:Quitter exits Python: SystemExit: 0", "remove sys"),

@@ -21,9 +21,10 @@ from hotrow.onehot.parts import Field
 from hotrow.onehot.rules import contraction, indexing, losses, products
 from hotrow.table.parameter import Table
 from hotrow.verify.models.compare import compare_models
+from hotrow.verify.models.inputs import Inputs
 from hotrow.verify.models.products import ProductCounter
 from hotrow.verify.models.splice import ProductSplice
-from hotrow.verify.models.trial import Inputs, Trial
+from hotrow.verify.models.trial import Trial
 from hotrow.verify.models.truth import is_as_close
 from tests.support.exhaustive import exhaustive, grid
 

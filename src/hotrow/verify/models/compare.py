@@ -25,8 +25,9 @@ from hotrow.verify.measure import (
     time_interleaved,
 )
 from hotrow.verify.models.comparison import ModelComparison, ModelCost
+from hotrow.verify.models.inputs import Inputs
 from hotrow.verify.models.products import Multiplications, ProductCounter
-from hotrow.verify.models.trial import Inputs, ModelCopy, Trial, find_lookup_weights
+from hotrow.verify.models.trial import ModelCopy, Trial, find_lookup_weights
 from hotrow.verify.models.verdict import judge_results, merge_agreements
 
 _ROUNDS = 7
