@@ -2,7 +2,8 @@
 
 `torch.load(weights_only=True)` executes no code. But a small file can still make it run forever,
 fill the memory, or create a sparse tensor whose indices point outside of its memory. So hotrow
-checks the archive, the pickle program before it runs, and the sparse tensors.
+checks the archive, the pickle program before it runs, and the sparse tensors. It runs the program
+with the same unpickler as torch, but reads the archive itself.
 """
 
 from __future__ import annotations

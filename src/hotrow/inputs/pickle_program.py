@@ -1,4 +1,4 @@
-"""Check the pickle program of a .pt file before `torch.load` runs it.
+"""Check the pickle program of a .pt file before it runs.
 
 `torch.load(weights_only=True)` calls only the functions in a list. But it calls them with any
 arguments. For example, a few bytes are enough for a tensor of 2e9 elements that share their memory,
