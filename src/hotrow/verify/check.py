@@ -251,12 +251,19 @@ def draw_integers(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
     With few columns and a small dtype, the terms of a row could add up to 0 in all columns, which
     would hide a wrong factor. So the integers of a column then have the same sign.
     """
-    generator = torch.Generator().manual_seed(seed)
     largest = _LARGEST_COTANGENT[like.dtype]
-    magnitudes = torch.randint(1, largest + 1, shape, generator=generator, device="cpu")
     sign_shape = shape[-1:] if largest ** shape[-1] < _ENOUGH_SUMS else shape
+    return signed_integers(shape, sign_shape, largest, seed).to(like)
+
+
+def signed_integers(
+    shape: tuple[int, ...], sign_shape: tuple[int, ...], largest: int, seed: int
+) -> Tensor:
+    """Draw integers from -largest to largest, without 0; `sign_shape` broadcasts to `shape`."""
+    generator = torch.Generator().manual_seed(seed)
+    magnitudes = torch.randint(1, largest + 1, shape, generator=generator, device="cpu")
     signs = 2 * torch.randint(0, 2, sign_shape, generator=generator, device="cpu") - 1
-    return (magnitudes * signs).to(like)
+    return magnitudes * signs
 
 
 def compare_operation(

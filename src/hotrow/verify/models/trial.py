@@ -17,6 +17,7 @@ from hotrow.inputs.text import one_line
 from hotrow.kernels import devices
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
+from hotrow.verify.check import signed_integers
 from hotrow.verify.models.inputs import Inputs
 from hotrow.verify.models.results import (
     collect_results,
@@ -197,11 +198,9 @@ class ModelCopy:
         """Return random positive and negative integers, which differ between the outputs."""
         key = index, output.shape
         if key not in self._cotangents:
-            generator = torch.Generator().manual_seed((self.trial.seed + index) % 2**64)
             shape = (*output.shape, 2) if output.is_complex() else output.shape
-            options: Any = {"generator": generator, "device": "cpu"}
-            sizes = torch.randint(1, _LARGEST + 1, shape, **options)
-            cotangent = sizes * (2 * torch.randint(0, 2, shape, **options) - 1)
+            seed = (self.trial.seed + index) % 2**64
+            cotangent = signed_integers(shape, shape, _LARGEST, seed)
             if output.is_complex():
                 cotangent = torch.view_as_complex(cotangent.double())
             self._cotangents[key] = cotangent.to(output)
