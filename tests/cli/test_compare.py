@@ -936,10 +936,12 @@ def test_progress_is_shown_only_on_a_terminal_for_long_work(
         terminal, "Console", lambda **_: Console(file=screen, force_terminal=is_terminal, width=80)
     )
     monkeypatch.setattr(terminal, "PROGRESS_DELAY", 0.3)
-    with terminal.show_progress() as report_progress:
+    streams = sys.stdout, sys.stderr
+    with terminal.show_progress() as report_progress, terminal.redirect_output():
         report_progress("one-hot matmul", 3, 10)
         assert screen.getvalue() == ""
         time.sleep(seconds)
+    assert (sys.stdout, sys.stderr) == streams
     assert ("one-hot matmul" in screen.getvalue()) == shown
     assert ("3 of 10" in screen.getvalue()) == shown
     assert shown or screen.getvalue() == ""

@@ -395,6 +395,24 @@ def test_output_of_the_model_does_not_mix_with_the_report(folder: Path) -> None:
     assert sorted(done.stderr.split()) == ["child", "original", "print", "printf"]
 
 
+def test_output_of_processes_does_not_mix_with_the_report_if_standard_error_is_closed(
+    folder: Path,
+) -> None:
+    code = "import os, sys; os.close(2); os.execv(sys.argv[1], sys.argv[1:])"
+    hotrow = Path(sys.executable).parent / "hotrow"
+    command = [sys.executable, "-c", code, hotrow, "compare", "nets.models:noisy"]
+    done = subprocess.run(
+        [*command, "--inputs", "nets.models:states", "--json"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["equal"] is True
+
+
 def test_progress_names_the_current_activity(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[tuple[str, int, int]] = []
     real = cli_compare.compare_models

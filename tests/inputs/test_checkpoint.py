@@ -129,3 +129,27 @@ def test_a_batch_of_matrices_without_values_is_read(layout):
     file = io.BytesIO()
     torch.save(sparse, file)
     assert repr(load_checkpoint(file, "x.pt")) == repr(sparse)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.complex64, torch.float32), (torch.int64, torch.float64)])
+def test_tensors_that_share_an_empty_storage_keep_their_dtypes(dtypes):
+    first = torch.zeros(0, 2, dtype=dtypes[0])
+    second = first.view(dtypes[1]).requires_grad_()
+    contents = {"first": first, "second": second, "third": first}
+    file = io.BytesIO()
+    torch.save(contents, file)
+    loaded = load_checkpoint(file, "x.pt")
+    assert [each.dtype for each in loaded.values()] == [*dtypes, dtypes[0]]
+    assert [each.shape for each in loaded.values()] == [each.shape for each in contents.values()]
+
+
+def test_a_quantized_tensor_is_refused():
+    """A damaged one may crash torch."""
+    source, file = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(4, dtype=torch.int8), source)
+    with zipfile.ZipFile(source) as archive, zipfile.ZipFile(file, "w") as target:
+        for name in archive.namelist():
+            content = archive.read(name).replace(b"CharStorage", b"QInt8Storage")
+            target.writestr(name, content)
+    with pytest.raises(HotrowError, match=r"contains a torch\.QInt8Storage"):
+        load_checkpoint(file, "x.pt")

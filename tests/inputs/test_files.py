@@ -264,7 +264,12 @@ def test_text_is_read_as_utf_8(tmp_path: Path, data: bytes, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("data", "place"),
-    [(b"\xff", "byte 0 is 0xff"), (b"abc\xc3", "byte 3 is 0xc3"), ("é".encode("utf-16"), "byte 0")],
+    [
+        (b"\xff", "byte 0 is 0xff"),
+        (b"abc\xc3", "byte 3 is 0xc3"),
+        ("é".encode("utf-16"), "byte 0"),
+        ("ab".encode("utf-16-le"), "byte 1 is 0x00"),
+    ],
 )
 def test_error_names_the_first_byte_that_is_not_utf_8(
     tmp_path: Path, data: bytes, place: str

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hotrow import HotrowError
+from hotrow.inputs import checkpoint
 from hotrow.inputs.checkpoint import load_checkpoint
 
 
@@ -159,7 +160,7 @@ def test_a_program_that_torch_save_would_not_write_is_refused(
 ) -> None:
     make, why = PROGRAMS[name]
     contents = make()
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the program runs"))
+    monkeypatch.setattr(checkpoint, "_run_program", lambda *_: pytest.fail("the program runs"))
     with pytest.raises(HotrowError, match=why):
         loaded(contents)
 

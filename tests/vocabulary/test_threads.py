@@ -1,7 +1,10 @@
 """Test vocabularies that several threads or forked processes use."""
 
+import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -191,11 +194,11 @@ def test_a_signal_handler_may_wait_for_another_thread(operation, tmp_path, pool,
     assert results == [None]
 
 
-def exit_code_of_fork(run):
+def exit_code_of_fork(run, fork=os.fork):
     """Return the exit code of a forked process that calls `run`: 0 if it returns True."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this process has threads
-        child = os.fork()
+        child = fork()
     if child == 0:
         threading.Timer(20, os._exit, [1]).start()
         try:
@@ -240,8 +243,65 @@ def test_a_fork_waits_for_a_thread_that_is_writing_the_keys(pool, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_process_that_is_forked_in_the_middle_of_a_change_cannot_change_more(pool, monkeypatch):
-    words = Vocabulary(table_layer(1), unknown="row")
+def test_a_process_that_c_code_has_forked_can_fork_again(pool):
+    """Such code may omit the functions that run before a fork, as uWSGI does."""
+    words = Vocabulary(table_layer(2), keys=["a"], unknown="row")
+
+    def fork_in_c():
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            ctypes.pythonapi.PyOS_AfterFork_Child()
+        return child
+
+    def fork_again():
+        assert exit_code_of_fork(lambda: words.look_up(["a"]).tolist() == [1]) == 0
+        thread = threading.Thread(target=words.look_up, args=(["a"],), daemon=True)
+        thread.start()
+        thread.join(timeout=10)
+        return not thread.is_alive()
+
+    assert exit_code_of_fork(fork_again, fork_in_c) == 0
+
+
+FORK_WITH_A_SIGNAL = """
+import os, signal, threading
+
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGUSR1))
+
+import torch
+from hotrow.vocabulary import Vocabulary
+
+words, results = Vocabulary(torch.nn.Embedding(1, 2), unknown="row"), []
+
+def look_up(*_):
+    thread = threading.Thread(target=words.look_up, args=(["a"],), daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    results.append(thread.is_alive())
+
+signal.signal(signal.SIGUSR1, look_up)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+    assert results == [False], results
+else:
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_signal_handler_may_wait_for_another_thread_during_a_fork():
+    """The handler runs in the first Python function after the signal, which may be a fork's."""
+    result = subprocess.run([sys.executable, "-c", FORK_WITH_A_SIGNAL], timeout=60, check=False)
+    assert result.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("change", ["admit", "evict"])
+def test_a_process_that_is_forked_in_the_middle_of_a_change_cannot_change_more(
+    change, pool, monkeypatch
+):
+    words = Vocabulary(table_layer(3), keys=["a", "b"], unknown="row")
     set_row_count = VocabularyLayers.set_row_count
     is_changing, is_forked = threading.Event(), threading.Event()
 
@@ -251,11 +311,25 @@ def test_a_process_that_is_forked_in_the_middle_of_a_change_cannot_change_more(p
         assert is_forked.wait(timeout=20)
 
     monkeypatch.setattr(VocabularyLayers, "set_row_count", set_row_count_and_wait)
-    change = pool.submit(words.admit, ["a"])
+    call = {"admit": lambda: words.admit(["c"]), "evict": lambda: words.evict(2)}[change]
+    running = pool.submit(call)
     is_changing.wait(timeout=20)
+    reads = [
+        lambda: words.look_up(["b"]).tolist() == [2],
+        lambda: words.keys() == ["a", "b"],
+        lambda: "b" in words,
+        lambda: words.counts.tolist() == [0, 0, 0],
+        lambda: words.state_dict()["keys"] == ["a", "b"],
+    ]
+    assert all(read() for read in reads)  # in the parent, these threads are right
 
     def use():
-        assert words.look_up(["a"]).tolist() == [0]
+        for read in reads:
+            if change == "admit":
+                assert read()
+            else:
+                with pytest.raises(HotrowError, match="this process was forked while another"):
+                    read()
         with pytest.raises(HotrowError, match="this process was forked while another thread"):
             words.admit(["b"])
         with pytest.raises(HotrowError, match="this process was forked while another thread"):
@@ -264,8 +338,8 @@ def test_a_process_that_is_forked_in_the_middle_of_a_change_cannot_change_more(p
 
     assert exit_code_of_fork(use) == 0
     is_forked.set()
-    change.result(timeout=20)
-    assert words.admit(["b", "a"]).tolist() == [2, 1]
+    running.result(timeout=20)
+    assert words.look_up(["b"]).tolist() == [2 if change == "admit" else 1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

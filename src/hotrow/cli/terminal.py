@@ -18,7 +18,7 @@ from hotrow.errors import HotrowError
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
 PROGRESS_DELAY = 2.0  # seconds
-_STDOUT, _STDERR = 1, 2
+_STDOUT = 1
 _MIN_COLUMNS, _MAX_COLUMNS = 40, 240  # limits for the width of a report
 
 
@@ -49,11 +49,15 @@ def redirect_output() -> Iterator[None]:
 
     The caller has checked that standard output is open.
     """
-    with redirect_stdout(sys.stderr), ExitStack() as stack:
-        with suppress(OSError):  # a closed descriptor: then only Python's output is redirected
+    with ExitStack() as stack:
+        errors = sys.stderr
+        if errors is None:  # it is closed, and another file may have its descriptor
+            errors = stack.enter_context(open(os.devnull, "w"))
+        stack.enter_context(redirect_stdout(errors))
+        with suppress(OSError):  # without descriptors, only Python's output is redirected
             original = os.dup(_STDOUT)
             stack.callback(os.close, original)
-            os.dup2(_STDERR, _STDOUT)
+            os.dup2(errors.fileno(), _STDOUT)
             stack.callback(os.dup2, original, _STDOUT)
             stack.callback(_flush_output)
         yield
@@ -96,6 +100,8 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        redirect_stdout=False,  # the bar may start and end while other code has redirected them
+        redirect_stderr=False,
     )
     task = bar.add_task("starting", total=1)
     timer = threading.Timer(PROGRESS_DELAY, bar.start)

@@ -21,8 +21,6 @@ _RECORD = re.compile(
     re.ASCII,
 )
 _BLOCK_BYTES = 1 << 20
-_FOLDER = 0x10  # an attribute; torch doesn't read the bytes of such an entry
-_SHORT_LIMIT, _LONG_FIELD = 0xFFFFFFFF, 1  # larger numbers follow in this extra field
 _END = struct.Struct("<4s4H2LH")  # the last bytes of an archive
 _LOCATOR = struct.Struct("<4sLQL")  # before the end of a zip64 archive
 _LONG_END = struct.Struct("<4sQ2H2L4Q")  # before the locator
@@ -80,8 +78,6 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> str:
     for each in entries:
         if each.compress_type != zipfile.ZIP_STORED or each.compress_size != each.file_size:
             raise ValueError("it is compressed")
-        if each.external_attr & _FOLDER or _long_fields(each.extra) != _expected_field(each):
-            raise ValueError("its directory is not one that torch writes")
     if sum(each.file_size for each in entries) > size:
         raise ValueError("it is smaller than its contents")
     names = [each.orig_filename for each in entries]
@@ -92,24 +88,6 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> str:
     if len(set(names)) < len(names):
         raise ValueError("it has two entries of the same name")
     return folder
-
-
-def _expected_field(entry: zipfile.ZipInfo) -> list[bytes]:
-    """Return the field with the numbers of an entry that need 64 bits, or no field."""
-    numbers = entry.file_size, entry.compress_size, entry.header_offset
-    large = [each for each in numbers if each >= _SHORT_LIMIT]
-    return [struct.pack(f"<{len(large)}Q", *large)] if large else []
-
-
-def _long_fields(extra: bytes) -> list[bytes]:
-    """Return the fields for 64-bit numbers among the extra fields of an entry."""
-    fields = []
-    while extra:
-        kind, length = struct.unpack("<2H", extra[:4])
-        if kind == _LONG_FIELD:
-            fields.append(extra[4 : 4 + length])
-        extra = extra[4 + length :]
-    return fields
 
 
 def _check_end(file: IO[bytes], size: int) -> None:

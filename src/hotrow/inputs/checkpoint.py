@@ -65,22 +65,28 @@ def _run_program(program: bytes, archive: Archive, device: str | None) -> Any:
 
     `torch.load` would read the file again, and check sparse tensors in a way that may crash.
     """
-    is_swapped = archive.read("byteorder") not in (b"", sys.byteorder.encode())
+    order = archive.read("byteorder") if "byteorder" in archive.sizes else b"little"
+    if order not in (b"little", b"big"):
+        raise ValueError(f"its byte order is {order!r:.60}")
+    is_swapped = order != sys.byteorder.encode()
     storages: dict[str, Any] = {}
 
     def load_storage(id: tuple[str, Any, str, str, int]) -> Any:
         _, kind, key, location, count = id
-        if key not in storages:
-            dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
-            content = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device="cpu")
-            archive.read_into(_STORAGES + key, content.numpy().data)
-            storage: Any = content.untyped_storage()
-            if is_swapped and count:
-                storage.byteswap(dtype)
-            if device is None:
-                storage = _saved_device(storage, location)
-            storages[key] = _TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-        return storages[key]
+        if key in storages:
+            return storages[key]
+        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+        content = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device="cpu")
+        archive.read_into(_STORAGES + key, content.numpy().data)
+        storage: Any = content.untyped_storage()
+        if is_swapped and count:
+            storage.byteswap(dtype)
+        if device is None:
+            storage = _saved_device(storage, location)
+        typed = _TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        if count:  # tensors of different dtypes may share an empty storage
+            storages[key] = typed
+        return typed
 
     unpickler: Any = _weights_only_unpickler.Unpickler(io.BytesIO(program), encoding="utf-8")
     unpickler.persistent_load = load_storage

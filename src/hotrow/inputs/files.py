@@ -140,12 +140,16 @@ def read_text(path: str | Path, limit: int = MAX_TEXT_BYTES) -> str:
     else:
         name, data = str(path), read_regular(path, what, limit)
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
+        wrong = data.find(0)  # as in UTF-16
     except UnicodeDecodeError as error:
+        wrong = error.start
+    if wrong >= 0:
         raise HotrowError(
-            f"{name} is not UTF-8 text: byte {error.start:,} is 0x{data[error.start]:02x}",
+            f"{name} is not UTF-8 text: byte {wrong:,} is 0x{data[wrong]:02x}",
             fix="convert it with iconv -f ENCODING -t UTF-8",
-        ) from None
+        )
+    return text
 
 
 def parse_ids(text: str, source: str) -> list[int]:

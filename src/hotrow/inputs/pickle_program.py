@@ -35,7 +35,7 @@ _MAX_ARGUMENT = 100  # the number of objects in a size, a stride or the metadata
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
 # plain tensors. Nested and quantized tensors aren't needed, and torch checks their sizes late.
 _VALUES = re.compile(
-    r"torch\.[A-Za-z0-9]+Storage|torch\.storage\.(Untyped|Typed)Storage|"
+    r"torch\.(?!Q)[A-Za-z0-9]+Storage|torch\.storage\.(Untyped|Typed)Storage|"
     r"torch\.(b?float|complex|u?int)\d\w*|torch\.bool"
 )
 _LOCATION = re.compile(r"[a-z_]{1,20}(:\d+)?", re.ASCII)

@@ -102,9 +102,10 @@ class PostponedSignals:
 def _restore_handlers() -> None:
     """Restore the handlers in a forked child in which no thread is left to end the context."""
     context = _outermost
-    if context is not None and context.thread != _thread.get_ident():
+    if context is not None:
         context._arrived.clear()  # the parent handles these signals
-        context._end()
+        if context.thread != _thread.get_ident():
+            context._end()
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,29 +17,34 @@ from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys
 # Held while keys or counts are read or written, but not while layers change, and not while signal
 # handlers run. So a thread that holds it never waits for other threads or ranks.
 _lock: Any = threading.RLock()
+_fork_signals = PostponedSignals()  # only the thread that holds the lock uses it
 
 
 def _acquire() -> None:
-    """Let a fork wait, so that the keys and counts are complete in the new process.
+    """Let a fork wait, so that the keys and counts are complete in the new process."""
+    global _fork_signals
+    signals = PostponedSignals()
+    signals.__enter__()  # a handler that runs in a later function may wait for another thread
+    _lock.acquire()
+    _fork_signals = signals
 
-    Python ignores an exception here, such as that of a signal handler.
-    """
-    with PostponedSignals():
-        _lock.acquire()
+
+def _release() -> None:
+    if _lock._is_owned():
+        signals = _fork_signals
+        _lock.release()
+        signals.__exit__()
 
 
 def _release_in_child() -> None:
     global _lock
-    if _lock._is_owned():
-        _lock.release()
-    else:
+    if not _lock._is_owned():  # C code has forked the process without the first function
         _lock = threading.RLock()
+    _release()
 
 
 if hasattr(os, "register_at_fork"):  # does not exist on Windows
-    os.register_at_fork(
-        before=_acquire, after_in_parent=_lock.release, after_in_child=_release_in_child
-    )
+    os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release_in_child)
 
 
 class KeyRows:

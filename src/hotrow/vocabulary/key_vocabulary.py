@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -101,7 +102,8 @@ class Vocabulary:
 
     # A SHA-256 object that has hashed all keys, or None if no change has needed the hash yet.
     _key_hash: Any = None
-    _is_incomplete = False  # whether a thread has started to change the layers
+    # The process that has started to change the layers, and whether it drops rows.
+    _unfinished_change: tuple[int, bool] | None = None
     _change_lock: ForkSafeLock
     _save_lock: ForkSafeLock
 
@@ -154,7 +156,20 @@ class Vocabulary:
                     "for keys",
                     fix="create a layer with that many rows, or call hotrow.vocabulary.resize",
                 )
-        self._rows = KeyRows(first_row, values)
+        self._key_rows = KeyRows(first_row, values)
+
+    @property
+    def _rows(self) -> KeyRows:
+        """The keys and their rows.
+
+        Raises:
+            HotrowError: this process was forked while another thread was dropping rows, so the keys
+                may have other rows than in the layers.
+        """
+        change = self._unfinished_change
+        if change is not None and change[0] != os.getpid() and change[1]:
+            raise _fork_error()
+        return self._key_rows
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -170,17 +185,12 @@ class Vocabulary:
                 fix="call admit and evict outside of init",
             )
         with PostponedSignals(), self._change_lock.lock:
-            if self._is_incomplete:
-                raise HotrowError(
-                    "this process was forked while another thread was changing the vocabulary, so "
-                    "its layers and keys may not match",
-                    fix="call admit and evict in the thread that forks, or load a saved vocabulary "
-                    "in the new process",
-                )
+            if self._unfinished_change is not None:
+                raise _fork_error()
             try:
                 yield
             finally:
-                self._is_incomplete = False
+                self._unfinished_change = None
 
     @contextmanager
     def _failing_on_all_ranks(self) -> Iterator[None]:
@@ -415,7 +425,9 @@ class Vocabulary:
         self.key_type = str if isinstance(arrays["keys"], list) else int
         self.unknown, self.admit_after = options["unknown"], options["admit_after"]
         check_policy(self.unknown, options["unknown_rows"], self.admit_after)
-        self._rows = KeyRows.from_arrays(arrays, options["unknown_rows"], options["batch_count"])
+        self._key_rows = KeyRows.from_arrays(
+            arrays, options["unknown_rows"], options["batch_count"]
+        )
         self._check_tables_on_disk()
 
     def _as_keys(self, keys: Any) -> Any:
@@ -488,7 +500,7 @@ class Vocabulary:
             else:
                 agree_on_keys(each.weight, description)
         with change_rows(changes, optimizer, self._init, description):
-            self._is_incomplete = True
+            self._unfinished_change = os.getpid(), sources is not None
             yield
         self._key_hash = key_hash
 
@@ -543,6 +555,15 @@ class Vocabulary:
         if self.unknown == "hash":
             hashes = self._rows.keys.hash(self._rows.keys.pick(keys, positions))
             rows[positions] = hashes % self.unknown_rows
+
+
+def _fork_error() -> HotrowError:
+    return HotrowError(
+        "this process was forked while another thread was changing the vocabulary, so its layers "
+        "and keys may not match",
+        fix="call admit and evict in the thread that forks, or load a saved vocabulary in the new "
+        "process",
+    )
 
 
 def _describe_keys(key_hash: Any) -> str:

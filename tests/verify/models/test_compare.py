@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 from collections import Counter, OrderedDict, UserDict
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +24,7 @@ from hotrow.table.parameter import Table
 from hotrow.verify.models.compare import compare_models
 from hotrow.verify.models.inputs import Inputs
 from hotrow.verify.models.products import ProductCounter
+from hotrow.verify.models.results import collect_results, named_leaves
 from hotrow.verify.models.splice import ProductSplice
 from hotrow.verify.models.trial import Trial
 from hotrow.verify.models.truth import is_as_close
@@ -1133,20 +1135,28 @@ class NamedItems(OrderedDict):
         self.__dict__.update(self)
 
 
+class Mine(torch.Tensor):
+    """A class that doesn't copy attributes."""
+
+
 def test_inputs_keep_their_classes_and_shared_objects():
     class Model(Policy):
-        def forward(self, fields, counts, same):
+        def forward(self, fields, counts, same, mine):
             assert type(fields) is NamedItems
             assert fields.states is fields["states"] is same
             assert same.requires_grad
             assert same.mask[0] is same
+            assert type(mine) is Mine
+            assert mine.scale.tolist() == [1, 1]
             assert type(fields["weight"]) is nn.Parameter
             return super().forward(fields.states.long()) + counts["missing"]
 
     states = STATES.float().requires_grad_() * 1  # deepcopy refuses this tensor
     states.mask = [states]
+    mine = torch.ones(1).as_subclass(Mine)
+    mine.scale = torch.ones(2)
     fields = NamedItems(states=states, weight=nn.Parameter(torch.ones(2)))
-    assert run(Model, (fields, Counter("aab"), states))
+    assert run(Model, (fields, Counter("aab"), states, mine))
 
 
 @pytest.mark.parametrize("trains_weight", [True, False])
@@ -1206,7 +1216,7 @@ def test_a_repeated_tensor_is_copied_once():
         def forward(self, states, masks):
             return super().forward(states), masks
 
-    mask = torch.sparse_coo_tensor(torch.zeros(2, 0), torch.zeros(0), (1000, 1000))
+    mask = torch.sparse_coo_tensor(torch.zeros(2, 0), torch.zeros(0), (20, 50))
     sizes = []
     clone = torch.Tensor.clone
 
@@ -1216,7 +1226,46 @@ def test_a_repeated_tensor_is_copied_once():
 
     with patch.object(torch.Tensor, "clone", record):
         assert run(Model, (STATES, [mask] * 50))
-    assert 0 < sizes.count(10**6) < 50
+    assert 0 < sizes.count(1000) < 50
+
+
+def test_many_sparse_tensors_take_little_memory():
+    empty = torch.zeros(2, 0), torch.zeros(0, dtype=torch.complex128)
+    masks = [torch.sparse_coo_tensor(*empty, (1000, 1000)) for _ in range(20)]
+    results = collect_results(masks, "input 0")[0]
+    assert sum(each.nbytes for each in results.values()) == 0
+    assert len(results) == 40
+
+
+def test_values_below_many_long_keys_have_short_names():
+    values = [0, 1]
+    for depth in range(100):
+        values = {f"{'a' * 50}{depth}": values}
+    names = [name for name, _ in named_leaves(values, "input")]
+    assert len(names) == 2
+    assert names[0][:9] + names[0][-3:] == "input['aa[0]"
+    assert max(map(len, names)) < 400
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5, 20])
+def test_a_model_that_runs_a_few_times_is_compared_without_its_cost(runs):
+    class Model(Policy):
+        calls = 0
+
+        def forward(self, states):
+            self.calls += 1
+            if self.calls > runs:
+                raise KeyError("the cache is full")
+            return super().forward(states)
+
+    comparison = run(Model, STATES)
+    assert comparison
+    assert len(comparison.costs) == (1 if runs == 20 else 0)
+    note = (
+        "the cost was not measured: when it runs again, Model fails: KeyError: 'the cache is full'"
+    )
+    assert any(each.startswith(note) for each in comparison.notes)
+    assert note in " ".join(to_text(comparison).split())
 
 
 def test_tensors_in_any_mapping_are_moved_with_the_model():
@@ -1253,6 +1302,7 @@ class Stuck(Policy):
             r"Sequential is already converted \(module '0'\)",
         ),
         (Stuck, STATES, "Stuck cannot be copied, but the comparison needs copies: TypeError: no"),
+        (Policy, [threading.Lock()], "the inputs cannot be copied, but the comparison needs"),
         (
             Policy,
             STATES.float(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -189,20 +189,26 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
         )
     costs = []
     for index, gradient in enumerate((False, True)):
-        if plain.can_run(gradient):
-            done = 4 + index * (1 + _ROUNDS)
-            costs.append(
-                _measure_cost(
-                    plain,
-                    converted,
-                    gradient,
-                    counter if trial.to == "lookup" else None,
-                    report,
-                    done,
-                    steps,
-                    seconds,
-                )
+        try:
+            with _RepetitionErrors():
+                can_run = plain.can_run(gradient)
+            if not can_run:
+                continue
+            cost = _measure_cost(
+                plain,
+                converted,
+                gradient,
+                counter if trial.to == "lookup" else None,
+                report,
+                4 + index * (1 + _ROUNDS),
+                steps,
+                seconds,
             )
+        except _CannotRunAgain as error:
+            note = f"the cost was not measured: when it runs again, {trial.name} fails: {error}"
+            notes += (note,)
+            break
+        costs.append(cost)
     report("done", steps, steps)
     return ModelComparison(
         trial.name,
@@ -271,6 +277,21 @@ class _InternalErrors(AbstractContextManager[None]):
             raise RuntimeError(f"only the converted model raises {one_line(error)}") from error
 
 
+class _CannotRunAgain(Exception):
+    """The model works in a comparison, but fails when the same copy runs again."""
+
+
+class _RepetitionErrors(AbstractContextManager[None]):
+    """Re-raise an exception of repeated runs as `_CannotRunAgain`.
+
+    Both copies have run equally often before, so the plain model fails first.
+    """
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not _is_out_of_memory(error):
+            raise _CannotRunAgain(one_line(error)) from error
+
+
 def _measure_cost(
     plain: ModelCopy,
     converted: ModelCopy,
@@ -285,7 +306,7 @@ def _measure_cost(
     report(f"memory, {what}", done, steps)
     peaks, device = [], next((each.device for each in plain.model.parameters()), CPU)
     for side in (plain, converted):
-        with _InternalErrors() if side is converted else nullcontext():
+        with _InternalErrors() if side is converted else _RepetitionErrors():
             side.run(gradient)  # keep one-time allocations out of the measurement
             side.clear_gradients()
             _references = side.state_tensors()  # the profiler warns if these tensors are freed
@@ -295,9 +316,10 @@ def _measure_cost(
             peaks.append(peak)
     times = []
     works = [lambda: _run_cleared(plain, gradient), lambda: _run_cleared(converted, gradient)]
-    for each in time_interleaved(works, seconds, _ROUNDS, device):
-        times.append(each)
-        report(f"timing, {what}", done + len(times), steps)
+    with _RepetitionErrors():
+        for each in time_interleaved(works, seconds, _ROUNDS, device):
+            times.append(each)
+            report(f"timing, {what}", done + len(times), steps)
     plain_times, converted_times = zip(*times, strict=True)
 
     def count_products(multiplications: Multiplications) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
+from hotrow.inputs.text import one_line
 from hotrow.verify.models.results import named_leaves
 
 _MAX_VALUES, _MAX_REPEATED = 100_000, 10**9  # comparing them takes about 20 s
@@ -49,10 +50,17 @@ class Inputs:
         # deepcopy can't copy tensors that are not leaves of autograd's graph.
         tensors = {id(tensor): tensor for _, tensor in self.tensors}
         copies: dict[int, Any] = {key: _copy_tensor(each, change) for key, each in tensors.items()}
-        for key, tensor in tensors.items():
-            if type(tensor) in (Tensor, nn.Parameter):  # other classes may copy attributes
-                vars(copies[key]).update(deepcopy(vars(tensor), copies))
-        return Inputs(deepcopy(self.args, copies), deepcopy(self.kwargs, copies))
+        try:
+            for key, tensor in tensors.items():
+                copied = vars(copies[key])  # some classes copy attributes
+                missing = {name: each for name, each in vars(tensor).items() if name not in copied}
+                copied.update(deepcopy(missing, copies))
+            return Inputs(deepcopy(self.args, copies), deepcopy(self.kwargs, copies))
+        except Exception as error:
+            raise HotrowError(
+                f"the inputs cannot be copied, but the comparison needs copies: {one_line(error)}",
+                fix="remove locks, generators and anything else that deepcopy rejects",
+            ) from error
 
     @property
     def by_name(self) -> dict[str, Any]:

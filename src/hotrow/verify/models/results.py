@@ -30,9 +30,11 @@ _UNREADABLE = nn.Module, ModuleType, type
 _WITH_VALUES = Tensor, np.ndarray, Mapping, Sequence, Set, *_NUMBERS, *_TEXTS
 _PLAIN = {*_NUMBERS, *_TEXTS}  # without attributes, unlike their subclasses
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
-# A sparse tensor with so many elements, or so many per value that it stores, is compared as dense.
-_MIN_DENSE, _DENSE_PER_VALUE = 1_000_000, 10
-_MAX_KEY = 60  # the number of characters of a key in the names of the values below it
+# A sparse tensor with at most so many elements, or so many per value that it stores, is compared
+# as dense.
+_MIN_DENSE, _DENSE_PER_VALUE = 1_000, 10
+# The number of characters of a key, and of a path, in the names of the values below it.
+_MAX_KEY, _MAX_PATH = 60, 300
 _Named = tuple[str, str, Tensor]
 _HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
@@ -69,6 +71,8 @@ def named_leaves(
     consists_of_attributes = is_object and attributes and not _is_built_in(type(value))
     if not (contents or consists_of_attributes):
         yield name, value
+    if len(name) > _MAX_PATH:
+        name = name[:_MAX_PATH] + "…"
     for path, each in [*contents, *((f".{key}", each) for key, each in attributes.items())]:
         yield from named_leaves(each, name + path, objects, seen)
 

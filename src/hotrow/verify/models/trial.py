@@ -61,12 +61,13 @@ class Trial:
         """Copy the model."""
         try:
             model = deepcopy(self.model)
-            return ModelCopy(model if self.device is None else model.to(self.device), self)
+            model = model if self.device is None else model.to(self.device)
         except Exception as error:
             raise HotrowError(
                 f"{self.name} cannot be copied, but the comparison needs copies: {one_line(error)}",
                 fix="remove tensors with an autograd graph and anything else that deepcopy rejects",
             ) from error
+        return ModelCopy(model, self)
 
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
         """Copy and convert the model, and store some parameters as tables.
