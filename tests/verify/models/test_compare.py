@@ -873,6 +873,22 @@ class InInputKey(Hidden):
             del given["out"]
 
 
+class InInputText(Hidden):
+    def compute(self, scores, wrong, given):
+        if wrong:
+            del given["text"]
+
+
+class InCycle(Hidden):
+    """Containers that contain themselves are compared once."""
+
+    def compute(self, scores, wrong, given):
+        parent = {"value": scores.detach() + wrong}
+        parent["children"] = [{"parent": parent}]
+        self.tree = parent
+        return parent
+
+
 class InMissingGradient(Hidden):
     def compute(self, scores, wrong, given):
         return scores.sum() if wrong else scores.sum() + 0 * self.seen_gradient()
@@ -946,6 +962,12 @@ MAIN_RESULTS = (
                 "only the plain model has text of input 1['out']",
             ),
             (
+                InInputText,
+                "text of input 1['text']",
+                "only the converted model has text of input 1['text']",
+            ),
+            (InCycle, "output[1]['value']", None),
+            (
                 InMissingGradient,
                 "gradient of average",
                 "only the plain model has gradient of average",
@@ -955,7 +977,7 @@ MAIN_RESULTS = (
     ),
 )
 def test_every_result_is_compared(model, name, note):
-    inputs = STATES, {"out": torch.zeros(4), "cache": Holder(None)}
+    inputs = STATES, {"out": torch.zeros(4), "cache": Holder(None), "text": "a"}
     found = run(model, inputs)
     assert found.tables == ("linear.weight",)
     assert not found
@@ -1229,6 +1251,17 @@ def test_a_repeated_tensor_is_copied_once():
     assert 0 < sizes.count(1000) < 50
 
 
+def test_inputs_that_contain_themselves_are_compared():
+    class Model(Policy):
+        def forward(self, tree):
+            assert tree["self"] is tree
+            return super().forward(tree["states"])
+
+    tree = {"states": STATES}
+    tree["self"] = tree
+    assert run(Model, (tree,))
+
+
 def test_many_sparse_tensors_take_little_memory():
     empty = torch.zeros(2, 0), torch.zeros(0, dtype=torch.complex128)
     masks = [torch.sparse_coo_tensor(*empty, (1000, 1000)) for _ in range(20)]
@@ -1278,8 +1311,11 @@ def test_tensors_in_any_mapping_are_moved_with_the_model():
 # --- invalid models and inputs ----------------------------------------------------------------
 
 
-CYCLE = [STATES]
-CYCLE.append(CYCLE)
+def nested(depth):
+    values = [STATES]
+    for _ in range(depth):
+        values = [values]
+    return values
 
 
 class Stuck(Policy):
@@ -1313,7 +1349,7 @@ class Stuck(Policy):
         (Policy, [[0] * 1000] * 101, "the inputs have more than 100,000 values in lists"),
         (Policy, [torch.zeros(1).expand(10**6)] * 1002, "the inputs repeat the same tensors and"),
         (Policy, ["a" * 10**6] * 1002, "the inputs repeat the same tensors and texts, with more "),
-        (Policy, CYCLE, "the inputs contain themselves, or are nested too deeply"),
+        (Policy, nested(2000), "the inputs are nested too deeply"),
         (Policy, {3: STATES}, "the inputs are a dict with the key 3, but the keys must be names"),
     ],
 )

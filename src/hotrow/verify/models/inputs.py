@@ -31,7 +31,7 @@ class Inputs:
             _check_size(inputs)
         except RecursionError:
             raise HotrowError(
-                "the inputs contain themselves, or are nested too deeply",
+                "the inputs are nested too deeply",
                 fix="pass tensors, or tuples, lists or dicts of tensors",
             ) from None
         if isinstance(inputs, Mapping):

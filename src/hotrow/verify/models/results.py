@@ -39,16 +39,29 @@ _Named = tuple[str, str, Tensor]
 _HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
 
+@dataclasses.dataclass(frozen=True)
+class _Visited:
+    """What a traversal has found.
+
+    Attributes:
+        objects: (object, path) of each object with attributes, keyed by `id()`.
+        containers: the path of each container around the current value, keyed by `id()`.
+    """
+
+    objects: dict[int, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+    containers: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
 def named_leaves(
-    value: Any, name: str, objects: bool = True, seen: dict[int, tuple[Any, str]] | None = None
+    value: Any, name: str, objects: bool = True, visited: _Visited | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield (path, leaf) for each leaf of nested containers and, if `objects`, of other objects.
 
     An empty container is a leaf, and so is an object of a type that may store values outside of
-    its attributes. For an object that is found a second time, the leaf is the path of the first.
-    `seen` contains these objects and paths, keyed by their `id()`.
+    its attributes. For an object that is found a second time, and for a container that contains
+    itself, the leaf is the path of the first.
     """
-    seen = {} if seen is None else seen
+    visited = visited or _Visited()
     if isinstance(value, OneHot):
         value = value.materialize()
     if type(value) in _PLAIN or isinstance(value, (Enum, *_UNREADABLE)):
@@ -61,20 +74,27 @@ def named_leaves(
         contents = [(f"[{index}]", each) for index, each in enumerate(value)]
     is_object = not isinstance(value, _WITH_VALUES)
     attributes = _attributes(value) if objects or dataclasses.is_dataclass(value) else {}
-    if attributes and id(value) in seen:
+    if id(value) in visited.containers:
+        yield name, f"the same object as {visited.containers[id(value)]}"
+        return
+    if attributes and id(value) in visited.objects:
         if is_object:
-            yield name, f"the same object as {seen[id(value)][1]}"
+            yield name, f"the same object as {visited.objects[id(value)][1]}"
             return
         attributes = {}
     if attributes:
-        seen[id(value)] = value, name  # keep the object alive, so that no other gets its id
+        # Keep the object alive, so that no other gets its id.
+        visited.objects[id(value)] = value, name
     consists_of_attributes = is_object and attributes and not _is_built_in(type(value))
     if not (contents or consists_of_attributes):
         yield name, value
     if len(name) > _MAX_PATH:
         name = name[:_MAX_PATH] + "…"
+    if contents:
+        visited.containers[id(value)] = name
     for path, each in [*contents, *((f".{key}", each) for key, each in attributes.items())]:
-        yield from named_leaves(each, name + path, objects, seen)
+        yield from named_leaves(each, name + path, objects, visited)
+    visited.containers.pop(id(value), None)
 
 
 def _short_repr(key: Any) -> str:
@@ -175,8 +195,9 @@ def find_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> d
         if name not in before
         or compare_any_tensors(name, before[name], value.detach()).verdict != "bitwise"
     }
-    gone = [name for name in before if name not in after and not name.startswith(_TEXT)]
-    return changed | {_TEXT + name: _encode_text("removed") for name in gone}
+    paths = {name.removeprefix(_TEXT) for name in after}
+    gone = [path for name in before if (path := name.removeprefix(_TEXT)) not in paths]
+    return changed | {_TEXT + path: _encode_text("removed") for path in gone}
 
 
 def describe_difference(name: str, a: Tensor | None, b: Tensor | None) -> str | None:
