@@ -24,9 +24,11 @@ def _acquire() -> None:
     """Let a fork wait, so that the keys and counts are complete in the new process."""
     global _fork_signals
     signals = PostponedSignals()
-    signals.__enter__()  # a handler that runs in a later function may wait for another thread
-    _lock.acquire()
-    _fork_signals = signals
+    try:
+        signals.__enter__()  # a handler that runs in a later function may wait for another thread
+    finally:
+        _lock.acquire()
+        _fork_signals = signals
 
 
 def _release() -> None:

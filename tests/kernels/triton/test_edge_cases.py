@@ -1,5 +1,7 @@
 """Inputs that could cause an invalid read, a leak or a wrong message on a GPU."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -49,6 +51,21 @@ def test_a_bad_id_reads_no_row_of_an_empty_table(bad, interpret):
     output = updater.look_up(DeviceIds.unchecked(torch.tensor([bad]), 0))
     assert output.tolist() == [[0, 0, 0]]
     assert take_bad_id(output.device)[:3] == (0, torch.Size([1]), 0)
+
+
+def test_training_does_not_depend_on_the_default_device(interpret):
+    interpret()
+    weights = []
+    for context in (nullcontext(), torch.device("meta")):
+        with torch.device("cpu"):
+            layers, optimizer = make_training()
+        ids = torch.tensor([2, 0, 2])
+        with context:
+            for _ in range(2):
+                layers[0](ids).sum().backward()
+                optimizer.step()
+            weights.append(layers[0].weight.detach().clone())
+    assert_same_bits(*weights)
 
 
 def test_the_error_names_the_id_after_millions_of_lookups(interpret):

@@ -36,7 +36,9 @@ class IdCheck:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.bad_id = torch.full((1,), NO_BAD_ID, dtype=torch.int64, device=device)
-        self.has_bad_id = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.has_bad_id = torch.zeros(
+            1, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda"
+        )
         self._has_bad_id = self.has_bad_id.numpy()
         self._count = 0
         self._look_ups: deque[_LookUp] = deque(maxlen=KEPT_LOOK_UPS)

@@ -120,6 +120,8 @@ class DeviceLedger:
     def _upload(self, copy: Tensor, values: NDArray[Any], change: slice) -> None:
         """Copy the changed items to the device, without waiting for it."""
         part = torch.from_numpy(values[change])
-        source = torch.empty(part.shape, dtype=copy.dtype, pin_memory=self._device.type == "cuda")
+        source = torch.empty(
+            part.shape, dtype=copy.dtype, device="cpu", pin_memory=self._device.type == "cuda"
+        )
         source.copy_(part)
         copy[change].copy_(source, non_blocking=True)

@@ -94,7 +94,12 @@ function literal(value) {
   if (Number.isNaN(value)) return 'float("nan")';
   if (!Number.isFinite(value)) return `float("${value < 0 ? "-" : ""}inf")`;
   if (Object.is(value, -0)) return "-0.0";
-  const text = String(shortest(value));
+  return decimal(shortest(value));
+}
+
+// Format a finite double as a Python float.
+function decimal(value) {
+  const text = String(value);
   return /[.e]/.test(text) ? text : `${text}.0`;
 }
 

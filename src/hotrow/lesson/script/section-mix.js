@@ -12,7 +12,7 @@ sections.push({
     const [one, other] = sharesOf(p);
     const soft = rows.map((_, k) => f32((k === a ? one : 0) + (k === b ? other : 0)));
     const counts = rows.map((_, k) => places.filter((place) => place === k).length);
-    const added = [addRows(lookUp(rows, places))];
+    const added = [addRows([...zeros(1, rows[0].length), ...lookUp(rows, places)])]; // torch adds to +0
     const multiplied = matmul([counts], rows);
     return {
       soft,

@@ -69,7 +69,8 @@ sections.push({
   },
 
   code(state) {
-    const { table, rule, lr, momentum, beta1, beta2, batches, taken } = state;
+    const { table, rule, batches, taken } = state;
+    const [lr, momentum, beta1, beta2] = ["lr", "momentum", "beta1", "beta2"].map((name) => decimal(state[name]));
     const made = {
       sgd: `SGD(parameters, lr=${lr})`,
       momentum: `SGD(parameters, lr=${lr}, momentum=${momentum})`,

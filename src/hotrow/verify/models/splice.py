@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrow.onehot.parts import DenseColumns, flatten, unflatten
+from hotrow.onehot.parts import DenseColumns, Field, Part, flatten, unflatten
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
@@ -99,8 +99,8 @@ class ProductSplice(ProductMode):
     def _result_bound(self, product: Product, result: Tensor) -> Bound:
         """Bound how much the result can change if its terms are added in another order."""
         with torch.no_grad():
-            magnitudes = _run_in_float64(product, lambda t: t.detach().double().abs())
-            terms = _run_in_float64(product, lambda t: (t.detach() != 0).double())
+            magnitudes = _run_in_float64(product, _magnitudes)
+            terms = _run_in_float64(product, _count_terms)
         return _rounding_bound(
             terms, magnitudes, _rounds_terms(product), _coarsest_dtype(product, result)
         )
@@ -110,11 +110,9 @@ class ProductSplice(ProductMode):
         direct = [weight for weight in product.weights if _is_parameter_weight(product, weight)]
         if not direct:
             return
-        magnitudes = _weight_gradients(
-            product, gradient.double().abs(), direct, lambda t: t.double().abs()
-        )
-        terms = _weight_gradients(
-            product, (gradient != 0).double(), direct, lambda t: (t != 0).double()
+        magnitudes, terms = (
+            _weight_gradients(product, direct, transform(gradient), transform)
+            for transform in (_magnitudes, _count_terms)
         )
         for weight, weight_magnitudes, weight_terms in zip(direct, magnitudes, terms, strict=True):
             leaf = _parameter_of(weight)
@@ -182,11 +180,9 @@ class ProductSplice(ProductMode):
             lookup_gradients = compute_gradients(clone, gradient, None, dense=False)
             product_gradients = compute_gradients(clone, gradient, None, dense=True)
         with torch.autocast(device, enabled=False):
-            magnitudes = compute_gradients(
-                lambda t: t.double().abs(), gradient.double().abs(), torch.float64, dense=True
-            )
-            terms = compute_gradients(
-                lambda t: (t != 0).double(), (gradient != 0).double(), torch.float64, dense=True
+            magnitudes, terms = (
+                compute_gradients(transform, transform(gradient), torch.float64, dense=True)
+                for transform in (_magnitudes, _count_terms)
             )
         dtype = _coarsest_dtype(product, gradient)
         for found, product_gradient, count, size in zip(
@@ -265,17 +261,17 @@ def _rounds_terms(product: Product) -> bool:
 
 def _run_in_float64(product: Product, transform: TensorMap) -> Tensor:
     with torch.autocast(product.x.cached_device.type, enabled=False):
-        return product.run(lambda t: transform(_to_plain(t)))
+        return product.run(transform)
 
 
 def _weight_gradients(
-    product: Product, cotangent: Tensor, direct: list[Tensor], transform: TensorMap
+    product: Product, direct: list[Tensor], cotangent: Tensor, transform: TensorMap
 ) -> tuple[Tensor, ...]:
     """Return the gradients of the weights in `direct`, with `transform` applied to all tensors."""
-    replaced = {id(weight): transform(weight.detach()).requires_grad_() for weight in direct}
+    replaced = {id(weight): transform(weight).requires_grad_() for weight in direct}
 
     def replace(t: Tensor) -> Any:
-        return replaced[id(t)] if id(t) in replaced else transform(_to_plain(t).detach())
+        return replaced[id(t)] if id(t) in replaced else transform(t)
 
     with torch.autocast(cotangent.device.type, enabled=False):
         compute_gradients = [replaced[id(weight)] for weight in direct]
@@ -283,6 +279,34 @@ def _weight_gradients(
             product.run(replace), compute_gradients, cotangent
         )
         return found
+
+
+def _magnitudes(t: Tensor) -> Tensor:
+    """Return the sum of the magnitudes of the terms in each entry."""
+    return _sum_terms(t, lambda values: values.double().abs())
+
+
+def _count_terms(t: Tensor) -> Tensor:
+    """Return the number of terms in each entry: of the ids that select it, or 1, or 0 for a 0."""
+    return _sum_terms(t, lambda values: (values != 0).double())
+
+
+def _sum_terms(t: Tensor, transform: TensorMap) -> Tensor:
+    """Return the dense tensor, with `transform` applied to the terms before their sum.
+
+    Several ids of a row may select the same entry. A lookup adds the row of each of them.
+    """
+    if not isinstance(t, OneHot) or t.fill != 0:
+        result: Tensor = transform(_to_plain(t).detach())
+        return result
+    parts: list[Part] = []
+    for part in t.parts:
+        if isinstance(part, DenseColumns):
+            parts.append(DenseColumns(transform(part.to_dense(t.cached_dtype).detach())))
+        else:
+            weights = None if part.weights is None else transform(part.weights.detach())
+            parts.append(Field(part.ids, weights, part.width))
+    return OneHot(parts, torch.float64, layout=t.axis_layout).materialize()
 
 
 def _to_plain(t: Tensor) -> Tensor:
