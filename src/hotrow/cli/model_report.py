@@ -36,11 +36,10 @@ def _lines(comparison: ModelComparison) -> Iterator[str]:
         chosen = [each for each in comparison.findings if each.converted == converted]
         if chosen or converted:
             yield ""
-            yield (
-                f"  {head}"
-                if chosen
-                else "  nothing was converted: the model doesn't multiply by one-hots"
+            reason = (
+                "doesn't multiply by one-hots" if comparison.to == "lookup" else "has no embeddings"
             )
+            yield f"  {head}" if chosen else f"  nothing was converted: the model {reason}"
         for each in chosen:
             path = each.path or "(the model)"
             yield from _wrap(f"{path}  {_shorten_path(each.what)}", "    ", "      ")

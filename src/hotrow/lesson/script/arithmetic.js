@@ -9,11 +9,10 @@ function oneHot(places, width) {
 
 // The products of one output value, in the order of addition.
 function products(line, rows, column) {
-  // Several products are added to +0, so that -0 and -0 give +0, as in torch. A single one is not.
-  let sum = line.length > 1 ? 0 : -0;
+  let sum = 0;
   return line.map((factor, k) => {
     const product = f32(factor * rows[k][column]);
-    sum = f32(sum + product);
+    sum = f32(sum + product); // starts from +0, so a lone -0 gives +0, as in torch
     return { factor, value: rows[k][column], product, sum };
   });
 }

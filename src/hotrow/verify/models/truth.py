@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from hotrow.table.nested import map_instances
 from hotrow.verify.models.trial import Trial
 
 # The error of the plain model, relative to the largest value, up to which a float64 run tells an
 # error from rounding: this many eps, but at most `_MAX_ERROR`.
 _MAX_EPS, _MAX_ERROR = 64, 2**-10
 _SLACK_ULP = 2
+
+
+class _Widening(TorchFunctionMode):
+    """Makes code that asks for float32, such as `F.one_hot(x, V).float()`, get float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = map_instances((args, kwargs or {}), torch.dtype, _widened)
+        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+
+
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float32 else dtype
 
 
 def run_in_float64(trial: Trial) -> dict[str, Tensor]:
@@ -24,7 +39,7 @@ def run_in_float64(trial: Trial) -> dict[str, Tensor]:
     try:
         side = dataclasses.replace(trial, inputs=trial.inputs.copy(widen)).make_plain()
         side.model.double()
-        return side.compute_results()
+        return side.compute_results(_Widening())
     except Exception:  # for example, if the model's code fixes a dtype
         return {}
 
