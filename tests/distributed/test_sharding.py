@@ -876,10 +876,7 @@ def test_no_rank_waits_if_ranks_are_in_different_numbers_of_groups(ranks):
         if len(ranks) == 3:
             assert found[rank] == (10, 3)
         else:
-            assert (
-                "the ranks [0, 1] of the mesh are in different numbers of process groups"
-                in found[rank]
-            )
+            assert "some of the ranks [0, 1] have created process groups" in found[rank]
 
 
 def trained_before(count):

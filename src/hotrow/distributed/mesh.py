@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -25,8 +26,7 @@ def make_ranks(mesh: Any, operation: str) -> Ranks:
     mesh_ranks = Ranks(mesh.get_group(), torch.device(mesh.device_type))
     members = mesh.mesh.tolist()
     is_whole_world = len(members) == dist.get_world_size()
-    if not is_whole_world:
-        _check_group_counts(mesh_ranks, members, operation)
+    _check_group_name(mesh_ranks, members, is_whole_world, operation)
     group = dist.new_group(
         members,
         timeout=mesh_ranks.group._get_backend(mesh_ranks.device).options._timeout,
@@ -62,23 +62,27 @@ def _check_mesh(mesh: Any, operation: str) -> None:
         )
 
 
-def _check_group_counts(ranks: Ranks, members: list[int], operation: str) -> None:
+def _check_group_name(
+    ranks: Ranks, members: list[int], is_whole_world: bool, operation: str
+) -> None:
     """Raise an error if torch can't find the same unused name for the new group on these ranks.
 
-    The name depends on the number of process groups. Ranks with different names would wait.
+    The name depends on the number of process groups, or, since torch 2.14, on the number of groups
+    that were ever created. Ranks with different names would wait for each other.
     """
-    names = dist.distributed_c10d._world.pg_names
+    world = dist.distributed_c10d._world
+    hashed = dist.distributed_c10d._hash_ranks_to_str(members)
+    name = str(world.group_count) if is_whole_world else hashed
     failure = None
-    if dist.distributed_c10d._hash_ranks_to_str(members) in names.values():
+    if name in world.pg_names.values():
         failure = HotrowError(
             f"torch can't create another process group of the ranks {members}, because a group "
             "was destroyed after the last one was created",
             fix=f"call {operation} before you destroy process groups",
         )
-    counts = ranks.agree(operation, len(names), failure)
-    if len(set(counts)) > 1:
+    if len(set(ranks.agree(operation, zlib.crc32(name.encode()), failure))) > 1:
         raise HotrowError(
-            f"the ranks {members} of the mesh are in different numbers of process groups "
-            f"({counts}), so torch can't create a group of them",
+            f"some of the ranks {members} have created process groups without the others, so torch "
+            "can't create a group of them",
             fix=f"call {operation} before you create groups for some of these ranks",
         )
