@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import one_line
-from hotrow.verify.models.results import named_leaves
+from hotrow.verify.models.results import named_leaves, number_repeats
 
 _MAX_VALUES, _MAX_REPEATED = 100_000, 10**9  # comparing them takes about 20 s
 
@@ -71,12 +71,13 @@ class Inputs:
     @property
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Every tensor in the arguments, with its name."""
-        return [
+        found = (
             (path, leaf)
             for name, value in self.by_name.items()
             for path, leaf in named_leaves(value, name)
             if isinstance(leaf, Tensor)
-        ]
+        )
+        return list(number_repeats(found))
 
     @property
     def description(self) -> str:

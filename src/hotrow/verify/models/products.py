@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from hotrow.onehot.parts import DenseColumns, Field
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances, map_instances
 
+_SCALES = {"alpha", "beta"}  # the factors of the product and of the third tensor in `addmm`
 TensorMap = Callable[[Any], Any]
 
 
@@ -65,6 +66,19 @@ class Product:
         """The dense tensor that the one-hot is multiplied by."""
         return self.weights[-1 if self.name in ("addmm", "baddbmm") else 0]
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the call passes `alpha` or `beta`."""
+        return bool(self.kwargs.keys() & _SCALES)
+
+    def with_scales(self, transform: TensorMap) -> Product:
+        """Return the product with `transform` applied to `alpha` and `beta`."""
+        scales = {
+            name: transform(torch.as_tensor(self.kwargs[name])).item()
+            for name in _SCALES & self.kwargs.keys()
+        }
+        return replace(self, kwargs=self.kwargs | scales)
+
     def run(self, transform: TensorMap) -> Tensor:
         """Call the function with `transform` applied to each tensor argument."""
         args, kwargs = map_instances((self.args, self.kwargs), Tensor, transform)
@@ -107,8 +121,8 @@ class ProductMode(TorchFunctionMode):
         self.on_other_call(func, args, kwargs)
         tensors = list(find_instances((args, kwargs), Tensor))
         count = _CONTRACTIONS.get(product.name, 0)
-        is_scaled = kwargs.keys() & {"alpha", "beta"}
-        if len(tensors) == count and len(product.weights) == count - 1 and not is_scaled:
+        is_known = len(tensors) == count and len(product.weights) == count - 1
+        if is_known and not product.is_scaled:
             return self.on_contraction(product, result)
         return result
 

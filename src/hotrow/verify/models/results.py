@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ _MIN_DENSE, _DENSE_PER_VALUE = 1_000, 10
 # The number of characters of a key, and of a path, in the names of the values below it.
 _MAX_KEY, _MAX_PATH = 60, 300
 _Named = tuple[str, str, Tensor]
+_Value = TypeVar("_Value")
 _HEAP_TYPE = 1 << 9  # Python's Py_TPFLAGS_HEAPTYPE: the class was created by a class statement
 
 
@@ -147,7 +148,7 @@ def collect_results(
     value: Any, name: str, objects: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensor of each leaf by name, and the type of each leaf that has none by path."""
-    results, types, repeats = dict[str, Tensor](), dict[str, str](), Counter[str]()
+    results, types = list[tuple[str, Tensor]](), dict[str, str]()
     converted: dict[int, tuple[Any, list[_Named]]] = {}  # keyed by `id()` of the leaf in the value
     for path, leaf in named_leaves(value, name, objects):
         if id(leaf) not in converted:
@@ -155,12 +156,19 @@ def collect_results(
         _, tensors = converted[id(leaf)]
         if not tensors:
             types[path] = type(leaf).__name__
-        for before, after, tensor in tensors:
-            leaf_name = before + path + after
-            repeats[leaf_name] += 1
-            count = repeats[leaf_name]  # several keys of a dict may have the same text
-            results[leaf_name if count == 1 else f"{leaf_name} ({count})"] = tensor
-    return results, types
+        results += [(before + path + after, tensor) for before, after, tensor in tensors]
+    return dict(number_repeats(results)), types
+
+
+def number_repeats(pairs: Iterable[tuple[str, _Value]]) -> Iterator[tuple[str, _Value]]:
+    """Yield (name, value) pairs, with a number after a name that has come before.
+
+    Several keys of a dict may have the same text, and names are cut.
+    """
+    repeats = Counter[str]()
+    for name, value in pairs:
+        repeats[name] += 1
+        yield name if repeats[name] == 1 else f"{name} ({repeats[name]})", value
 
 
 def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -169,11 +177,11 @@ def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor
     The state consists of the parameters, the buffers, and other tensors in attributes of modules.
     Numbers and texts there, such as a logged loss, may depend on rounding or on the time.
     """
-    state: dict[str, Tensor] = {
-        f"parameter {name}": parameter for name, parameter in model.named_parameters()
-    }
+    state: list[tuple[str, Tensor]] = [
+        (f"parameter {name}", parameter) for name, parameter in model.named_parameters()
+    ]
     for name, buffer in model.named_buffers():
-        state |= collect_results(buffer, f"buffer {name}")[0]
+        state += collect_results(buffer, f"buffer {name}")[0].items()
     for path, module in model.named_modules():
         for key, value in vars(module).items():
             if key not in _MODULE_ATTRIBUTES:
@@ -181,10 +189,10 @@ def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor
                 for leaf_name, leaf in named_leaves(value, name, objects=False):
                     if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
                         for before, after, tensor in _to_tensors(leaf):
-                            state[before + leaf_name + after] = tensor
+                            state.append((before + leaf_name + after, tensor))
     for name, value in args.items():
-        state |= collect_results(value, name)[0]
-    return state
+        state += collect_results(value, name)[0].items()
+    return dict(number_repeats(state))
 
 
 def find_changes(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -249,6 +257,7 @@ def _sparse_to_tensors(leaf: Tensor) -> Iterator[_Named]:
     if leaf.numel() <= max(_MIN_DENSE, _DENSE_PER_VALUE * sparse.values().numel()):
         yield "", "", leaf.to_dense()
     else:
+        yield _TEXT, ".shape", _encode_text(str(tuple(leaf.shape)))
         yield "", ".indices", sparse.indices()
         yield "", ".values", sparse.values()
 

@@ -165,7 +165,7 @@ class ProductSplice(ProductMode):
 
             parts = unflatten(map(replace, tensors), layout)
             x = OneHot(parts, dtype or product.x.cached_dtype, layout=product.x.axis_layout)
-            result = product.run(
+            result = product.with_scales(transform).run(
                 lambda t: (x.materialize() if dense else x) if t is product.x else replace(t)
             )
             return torch.autograd.grad(result, list(replaced.values()), cotangent)
@@ -254,14 +254,14 @@ def _coarsest_dtype(product: Product, result: Tensor) -> torch.dtype:
 
 def _rounds_terms(product: Product) -> bool:
     """Return whether terms are rounded before they are added; terms with factor 1 are exact."""
-    if product.other_input is not None:
+    if product.other_input is not None or product.is_scaled:
         return True
     return any(isinstance(p, DenseColumns) or p.weights is not None for p in product.x.parts)
 
 
 def _run_in_float64(product: Product, transform: TensorMap) -> Tensor:
     with torch.autocast(product.x.cached_device.type, enabled=False):
-        return product.run(transform)
+        return product.with_scales(transform).run(transform)
 
 
 def _weight_gradients(
@@ -276,7 +276,7 @@ def _weight_gradients(
     with torch.autocast(cotangent.device.type, enabled=False):
         compute_gradients = [replaced[id(weight)] for weight in direct]
         found: tuple[Tensor, ...] = torch.autograd.grad(
-            product.run(replace), compute_gradients, cotangent
+            product.with_scales(transform).run(replace), compute_gradients, cotangent
         )
         return found
 

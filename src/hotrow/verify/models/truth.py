@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hotrow.inputs.text import one_line
 from hotrow.table.nested import map_instances
 from hotrow.verify.models.trial import Trial
 
@@ -19,19 +20,27 @@ _SLACK_ULP = 2
 
 
 class _Widening(TorchFunctionMode):
-    """Makes code that asks for float32, such as `F.one_hot(x, V).float()`, get float64."""
+    """Makes code that asks for float32, such as `F.one_hot(x, V).float()`, get float64.
+
+    The default dtype remains float32, because torch draws other random numbers in float64.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = map_instances((args, kwargs or {}), torch.dtype, _widened)
-        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+        result = (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+        return map_instances(result, Tensor, _widen)
 
 
 def _widened(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float32 else dtype
 
 
-def run_in_float64(trial: Trial) -> dict[str, Tensor]:
-    """Run the plain model in float64; return its results, or {} if it doesn't run in float64."""
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype == torch.float32 else tensor
+
+
+def run_in_float64(trial: Trial) -> tuple[dict[str, Tensor], str]:
+    """Run the plain model in float64; return its results, and why it fails or ""."""
 
     def widen(tensor: Tensor) -> Tensor:
         return tensor.double() if tensor.is_floating_point() else tensor.clone()
@@ -39,9 +48,9 @@ def run_in_float64(trial: Trial) -> dict[str, Tensor]:
     try:
         side = dataclasses.replace(trial, inputs=trial.inputs.copy(widen)).make_plain()
         side.model.double()
-        return side.compute_results(_Widening())
-    except Exception:  # for example, if the model's code fixes a dtype
-        return {}
+        return side.compute_results(_Widening()), ""
+    except Exception as error:  # for example, if the model's code fixes a dtype
+        return {}, one_line(error)
 
 
 def is_as_close(truth: Tensor | None, plain: Tensor | None, converted: Tensor | None) -> bool:

@@ -89,7 +89,9 @@ def judge_results(
             unsure = is_near and not failed
             judgements.append(_with_verdict(each, "unsure" if unsure else "different"))
     if spliced and not failed and any(each.verdict == "unsure" for each in judgements):
-        truths = run_in_float64(trial)
+        truths, reason = run_in_float64(trial)
+        if reason:
+            notes.append(f"a float64 run, which might explain the differences, failed: {reason}")
         for i, each in enumerate(judgements):
             if each.verdict == "unsure" and is_as_close(truths.get(each.name), *pairs[each.name]):
                 judgements[i] = _with_verdict(each, "rounding")
