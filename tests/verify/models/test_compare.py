@@ -1235,6 +1235,13 @@ class NamedItems(OrderedDict):
 class Mine(torch.Tensor):
     """A class that doesn't copy attributes."""
 
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, Mine) and not hasattr(result, "rate"):
+            result.rate = 1.0
+        return result
+
 
 def test_inputs_keep_their_classes_and_shared_objects():
     class Model(Policy):
@@ -1244,14 +1251,14 @@ def test_inputs_keep_their_classes_and_shared_objects():
             assert same.requires_grad
             assert same.mask[0] is same
             assert type(mine) is Mine
-            assert mine.scale.tolist() == [1, 1]
+            assert (mine.scale.tolist(), mine.rate) == ([1, 1], 3.0)
             assert type(fields["weight"]) is nn.Parameter
             return super().forward(fields.states.long()) + counts["missing"]
 
     states = STATES.float().requires_grad_() * 1  # deepcopy refuses this tensor
     states.mask = [states]
     mine = torch.ones(1).as_subclass(Mine)
-    mine.scale = torch.ones(2)
+    mine.scale, mine.rate = torch.ones(2), 3.0
     fields = NamedItems(states=states, weight=nn.Parameter(torch.ones(2)))
     assert run(Model, (fields, Counter("aab"), states, mine))
 
@@ -1390,6 +1397,71 @@ def test_the_gradients_of_inputs_with_similar_names_are_compared():
     assert (found[name], found[f"{name} (2)"]) == ("different", "bitwise")
 
 
+class Unregistered(nn.Module):
+    """A layer that `named_parameters` doesn't find has a wrong gradient in the converted model."""
+
+    def __init__(self, hold, find):
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+        hold(self, nn.Linear(4, 4))
+        self.find = find
+
+    def forward(self, states):
+        scores = self.linear(F.one_hot(states, 16).float())
+        weight, factor = self.find(self), 2 if isinstance(self.linear.weight, Table) else 1
+        return scores @ (weight.detach() + factor * (weight - weight.detach()))
+
+
+@pytest.mark.parametrize(
+    ("hold", "find", "name"),
+    [
+        (
+            lambda model, layer: setattr(model, "layers", [layer]),
+            lambda model: model.layers[0].weight,
+            "layers[0].weight",
+        ),
+        (
+            lambda model, layer: object.__setattr__(model, "layer", layer),
+            lambda model: model.layer.weight,
+            "layer.weight",
+        ),
+        (
+            lambda model, layer: setattr(model, "weights", {"a": layer.weight}),
+            lambda model: model.weights["a"],
+            "weights['a']",
+        ),
+        (
+            lambda model, layer: setattr(model, "holder", Holder(layer.weight)),
+            lambda model: model.holder.value,
+            None,
+        ),
+    ],
+)
+def test_gradients_of_unregistered_parameters_are_compared(hold, find, name):
+    found = run(Unregistered(hold, find), STATES)
+    if name is None:
+        assert any("1 gradient is not compared" in note for note in found.notes)
+    else:
+        assert verdicts(found)[f"gradient of attribute {name}"] == "different"
+        assert found.notes == ()
+
+
+def test_a_copy_that_uses_layers_of_the_model_itself_is_an_error():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(16), nn.Linear(16, 4)
+            self.block = lambda x: self.linear(self.norm(x))
+
+        def forward(self, states):
+            return self.block(F.one_hot(states, 16).float())
+
+    model = Model()
+    with pytest.raises(HotrowError, match=r"a copy of Model uses norm\.\w+ of the model itself"):
+        run(model, STATES)
+    assert model.linear.weight.grad is None
+
+
 def test_a_note_says_why_the_float64_run_failed():
     class Model(nn.Module):
         def __init__(self):
@@ -1452,6 +1524,7 @@ class Stuck(Policy):
         (Policy, [[0] * 1000] * 101, "the inputs have more than 100,000 values in lists"),
         (Policy, [torch.zeros(1).expand(10**6)] * 1002, "the inputs repeat the same tensors and"),
         (Policy, ["a" * 10**6] * 1002, "the inputs repeat the same tensors and texts, with more "),
+        (lambda: nn.LazyLinear(3), STATES, "LazyLinear has lazy modules that have no parameters"),
         (Policy, nested(2000), "the inputs are nested too deeply"),
         (Policy, {3: STATES}, "the inputs are a dict with the key 3, but the keys must be names"),
     ],

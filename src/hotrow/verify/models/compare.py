@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from hotrow.conversion.classes import direction_of
 from hotrow.conversion.convert import convert
@@ -141,7 +142,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
     report("plain", 1, steps)
     plain = trial.make_plain()
     try:
-        expected = plain.compute_results()
+        expected = plain.compute_results(trial.check_copies())
     except Exception as error:
         if isinstance(error, HotrowError) or _is_out_of_memory(error):
             raise
@@ -181,6 +182,14 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
     notes = tuple(
         dict.fromkeys(note for _, judgement_notes in judgements for note in judgement_notes)
     )
+    if plain.unnamed_count:
+        count = (
+            "1 gradient is" if plain.unnamed_count == 1 else f"{plain.unnamed_count} gradients are"
+        )
+        notes += (
+            f"{count} not compared, of tensors that are neither parameters nor in lists or dicts of "
+            "modules",
+        )
     if not_compared:
         parts = [f"{path} ({kind})" for path, kind in not_compared.items()]
         more = f" and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
@@ -234,6 +243,11 @@ def _check_model(model: Any, name: str) -> None:
         raise HotrowError(
             f"the model has type {type(model).__name__}, but it must be a torch.nn.Module",
             fix="pass a module, or a function without arguments that returns a module",
+        )
+    if any(isinstance(each, UninitializedTensorMixin) for each in model.parameters()):
+        raise HotrowError(
+            f"{name} has lazy modules that have no parameters yet",
+            fix="run the model once before the comparison",
         )
     for path, module in model.named_modules():
         tables = [each for each in module.parameters(recurse=False) if isinstance(each, Table)]

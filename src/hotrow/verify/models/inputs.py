@@ -52,8 +52,12 @@ class Inputs:
         copies: dict[int, Any] = {key: _copy_tensor(each, change) for key, each in tensors.items()}
         try:
             for key, tensor in tensors.items():
-                copied = vars(copies[key])  # some classes copy attributes
-                missing = {name: each for name, each in vars(tensor).items() if name not in copied}
+                copied = vars(copies[key])  # some classes copy attributes, for example values
+                missing = {
+                    name: each
+                    for name, each in vars(tensor).items()
+                    if name not in copied or not isinstance(each, Tensor)
+                }
                 copied.update(deepcopy(missing, copies))
             return Inputs(deepcopy(self.args, copies), deepcopy(self.kwargs, copies))
         except Exception as error:

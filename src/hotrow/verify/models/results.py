@@ -174,7 +174,8 @@ def number_repeats(pairs: Iterable[tuple[str, _Value]]) -> Iterator[tuple[str, _
 def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return all that a run can change, by name: the model's state and the arguments.
 
-    The state consists of the parameters, the buffers, and other tensors in attributes of modules.
+    The state consists of the parameters, the buffers, and other tensors in attributes of modules,
+    including those of modules in lists or dicts.
     Numbers and texts there, such as a logged loss, may depend on rounding or on the time.
     """
     state: list[tuple[str, Tensor]] = [
@@ -182,14 +183,20 @@ def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor
     ]
     for name, buffer in model.named_buffers():
         state += collect_results(buffer, f"buffer {name}")[0].items()
+    known = {*map(id, model.modules()), *map(id, model.parameters())}
     for path, module in model.named_modules():
         for key, value in vars(module).items():
             if key not in _MODULE_ATTRIBUTES:
                 name = f"attribute {path}.{key}" if path else f"attribute {key}"
                 for leaf_name, leaf in named_leaves(value, name, objects=False):
-                    if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter):
+                    if id(leaf) in known:
+                        continue
+                    if isinstance(leaf, Tensor):
                         for before, after, tensor in _to_tensors(leaf):
                             state.append((before + leaf_name + after, tensor))
+                    elif isinstance(leaf, nn.Module):  # the module tree doesn't contain it
+                        named = *leaf.named_parameters(leaf_name), *leaf.named_buffers(leaf_name)
+                        state += [each for each in named if id(each[1]) not in known]
     for name, value in args.items():
         state += collect_results(value, name)[0].items()
     return dict(number_repeats(state))

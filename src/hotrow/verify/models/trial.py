@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hotrow.conversion.convert import convert
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import one_line
 from hotrow.kernels import devices
 from hotrow.table.gradient import RowGradient
+from hotrow.table.nested import find_instances
 from hotrow.table.parameter import Table
 from hotrow.verify.check import signed_integers
 from hotrow.verify.models.inputs import Inputs
@@ -69,6 +71,10 @@ class Trial:
             ) from error
         return ModelCopy(model, self)
 
+    def check_copies(self) -> AbstractContextManager[Any]:
+        """Return a mode in which a copy raises an error if it uses tensors of the model itself."""
+        return _CopyCheck(self)
+
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
         """Copy and convert the model, and store some parameters as tables.
 
@@ -82,6 +88,27 @@ class Trial:
             if not isinstance(parameter, Table):
                 Table.adopt(parameter, columns)
         return side
+
+
+class _CopyCheck(TorchFunctionMode):
+    """Raises an error if a copy of the model uses a parameter or buffer of the model itself."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self._trial = trial
+        named = *trial.model.named_parameters(), *trial.model.named_buffers()
+        self._names = {id(tensor): name for name, tensor in named}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in find_instances((args, kwargs), Tensor):
+            if id(tensor) in self._names:
+                raise HotrowError(
+                    f"a copy of {self._trial.name} uses {self._names[id(tensor)]} of the model "
+                    "itself, because deepcopy doesn't copy functions that contain the model",
+                    fix="replace lambdas and nested functions of the model by methods",
+                )
+        return func(*args, **kwargs)
 
 
 def find_lookup_weights(model: nn.Module) -> tuple[tuple[str, bool], ...]:
@@ -99,6 +126,7 @@ class ModelCopy:
     Attributes:
         output_type: the name of the type that the model returned.
         not_compared: the type of each part of the output that can't be compared, by path.
+        unnamed_count: the number of tensors whose gradients have no name.
         magnitudes: the largest finite magnitude in each result.
     """
 
@@ -106,6 +134,7 @@ class ModelCopy:
         self.model, self.trial = model, trial
         self.output_type, self.magnitudes = "", dict[str, float]()
         self.not_compared: dict[str, str] = {}
+        self.unnamed_count = 0
         self._cotangents: dict[tuple[int, torch.Size], Tensor] = {}
         self._given = trial.copy_inputs()
         self._changes_inputs = True
@@ -124,6 +153,7 @@ class ModelCopy:
             torch.manual_seed(self.trial.seed)
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
+            self.unnamed_count = len(find_leaves(outputs.values()) - set(map(id, state.values())))
             found = _clone_all(outputs)
             # Keep the splice active, so that recomputation in the backward pass gives the same
             # values as the forward pass.
@@ -206,6 +236,20 @@ class ModelCopy:
                 cotangent = torch.view_as_complex(cotangent.double())
             self._cotangents[key] = cotangent.to(output)
         return self._cotangents[key]
+
+
+def find_leaves(outputs: Iterable[Tensor]) -> set[int]:
+    """Return the `id()` of each tensor that collects a gradient from the outputs."""
+    nodes, seen, leaves = [each.grad_fn for each in outputs], set[Any](), set[int]()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        nodes += [each for each, _ in node.next_functions]
+    return leaves
 
 
 def _to_dense(gradient: Tensor) -> Tensor:
