@@ -311,6 +311,48 @@ def test_signals_while_handlers_are_replaced(handle, monkeypatch):
         assert list(map(signal.getsignal, numbers)) == handlers
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_handler_may_change_handlers_at_any_moment(handle, monkeypatch, is_late):
+    changed = (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM, signal.SIGWINCH)
+    set_handler, calls = interrupts._set, 0
+
+    def change(*_):
+        for each in changed:
+            set_handler(each, done)
+
+    def send_signal(number, handler):
+        nonlocal calls
+        calls += 1
+        if calls == moment and not is_late:
+            signal.raise_signal(signal.SIGUSR1)
+        result = set_handler(number, handler)
+        if calls == moment and is_late:
+            signal.raise_signal(signal.SIGUSR1)
+        return result
+
+    monkeypatch.setattr(interrupts, "_set", send_signal)
+    for moment in range(1, 200):
+        for each in changed:
+            handle(each, recorder([]))
+        handle(signal.SIGUSR1, change)
+        calls, done = 0, recorder([])
+        with PostponedSignals():
+            pass
+        if calls < moment:
+            break
+        found = [signal.getsignal(each) is done for each in changed]
+        assert found == [True] * 4, f"signal at handler {moment}"
+    assert moment > 10
+
+
+def test_a_handler_that_is_set_while_signals_are_postponed_stays(handle):
+    handle(signal.SIGUSR1, recorder([]))
+    with PostponedSignals():
+        new = recorder([])
+        signal.signal(signal.SIGUSR1, new)
+    assert signal.getsignal(signal.SIGUSR1) is new
+
+
 def test_other_threads_may_step():
     errors = []
 

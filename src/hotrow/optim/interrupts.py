@@ -41,7 +41,7 @@ class PostponedSignals:
     Python runs signal handlers only in the main thread, so other threads need no protection.
     """
 
-    _handlers: list[tuple[int, Any]] = []  # noqa: RUF012 - an empty list that is never changed
+    _handlers: dict[int, Any] = {}  # noqa: RUF012 - an empty dict that is never changed
 
     def __enter__(self) -> None:
         global _outermost, _latest
@@ -58,11 +58,12 @@ class PostponedSignals:
             return
         self.thread = thread
         self._arrived: list[int] = []
-        self._handlers = functions
-        postpone = self._arrive
+        self._postpone = postpone = self._arrive
+        self._handlers = found = dict(functions)
         try:
             for number, _ in functions:
-                _set(number, postpone)
+                # A handler that has just run may have changed this one.
+                found[number] = _set(number, postpone)
             # Set this last: until then, a handler that has not been replaced yet may run, and its
             # own contexts must work.
             _outermost = self
@@ -84,11 +85,9 @@ class PostponedSignals:
         arrived = self._arrived
         try:
             try:
-                for number, handler in self._handlers:
-                    _set(number, handler)
+                self._restore()
             except BaseException:  # raised by a handler that had already been restored
-                for number, handler in self._handlers:
-                    _set(number, handler)
+                self._restore()
                 raise
             while arrived:
                 _call_handler(arrived.pop(0))
@@ -97,6 +96,13 @@ class PostponedSignals:
                 # After an exception, let Python call the other handlers as soon as it can. No
                 # exception can interrupt this call, because it runs no Python code.
                 deque(map(_call_soon, arrived), 0)
+
+    def _restore(self) -> None:
+        """Restore all handlers but those that another handler has changed meanwhile."""
+        for number, handler in self._handlers.items():
+            previous = _set(number, handler)
+            if previous is not self._postpone:
+                _set(number, previous)
 
 
 def _restore_handlers() -> None:

@@ -183,13 +183,8 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
         dict.fromkeys(note for _, judgement_notes in judgements for note in judgement_notes)
     )
     if plain.unnamed_count:
-        count = (
-            "1 gradient is" if plain.unnamed_count == 1 else f"{plain.unnamed_count} gradients are"
-        )
-        notes += (
-            f"{count} not compared, of tensors that are neither parameters nor in lists or dicts of "
-            "modules",
-        )
+        count = plain.unnamed_count
+        notes += (f"not compared: gradients of tensors outside of the model's modules ({count})",)
     if not_compared:
         parts = [f"{path} ({kind})" for path, kind in not_compared.items()]
         more = f" and {len(parts) - _MAX_PARTS} more" if len(parts) > _MAX_PARTS else ""
