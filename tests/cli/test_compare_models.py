@@ -107,6 +107,7 @@ def noisy():
     print("print")
     print("original", file=sys.__stdout__)
     ctypes.CDLL(None).puts(b"printf")
+    os.write(2, b"C error") if "ERROR" in os.environ else None
     subprocess.run([sys.executable, "-c", "print('child')"], check=True)
     return Plain()
 
@@ -398,12 +399,13 @@ def test_output_of_the_model_does_not_mix_with_the_report(folder: Path) -> None:
 def test_output_of_processes_does_not_mix_with_the_report_if_standard_error_is_closed(
     folder: Path,
 ) -> None:
-    code = "import os, sys; os.close(2); os.execv(sys.argv[1], sys.argv[1:])"
+    code = "import os, sys; os.close(0); os.close(2); os.execv(sys.argv[1], sys.argv[1:])"
     hotrow = Path(sys.executable).parent / "hotrow"
     command = [sys.executable, "-c", code, hotrow, "compare", "nets.models:noisy"]
     done = subprocess.run(
         [*command, "--inputs", "nets.models:states", "--json"],
         cwd=folder,
+        env=os.environ | {"ERROR": "1"},
         stdout=subprocess.PIPE,
         text=True,
         timeout=120,

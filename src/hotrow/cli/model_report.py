@@ -36,9 +36,8 @@ def _lines(comparison: ModelComparison) -> Iterator[str]:
         chosen = [each for each in comparison.findings if each.converted == converted]
         if chosen or converted:
             yield ""
-            reason = (
-                "doesn't multiply by one-hots" if comparison.to == "lookup" else "has no embeddings"
-            )
+            is_lookup = comparison.to == "lookup"
+            reason = "doesn't multiply by one-hots" if is_lookup else "has no embedding layers"
             yield f"  {head}" if chosen else f"  nothing was converted: the model {reason}"
         for each in chosen:
             path = each.path or "(the model)"

@@ -18,7 +18,7 @@ from hotrow.errors import HotrowError
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
 PROGRESS_DELAY = 2.0  # seconds
-_STDOUT = 1
+_STDOUT, _STDERR = 1, 2
 _MIN_COLUMNS, _MAX_COLUMNS = 40, 240  # limits for the width of a report
 
 
@@ -53,6 +53,8 @@ def redirect_output() -> Iterator[None]:
         errors = sys.stderr
         if errors is None:  # it is closed, and another file may have its descriptor
             errors = stack.enter_context(open(os.devnull, "w"))
+            if not _is_open(_STDERR):  # else, the copy of standard output would get this number
+                os.dup2(errors.fileno(), _STDERR)
         stack.enter_context(redirect_stdout(errors))
         with suppress(OSError):  # without descriptors, only Python's output is redirected
             original = os.dup(_STDOUT)
@@ -61,6 +63,14 @@ def redirect_output() -> Iterator[None]:
             stack.callback(os.dup2, original, _STDOUT)
             stack.callback(_flush_output)
         yield
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _flush_output() -> None:

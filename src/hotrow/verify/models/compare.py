@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from hotrow.conversion.classes import direction_of
 from hotrow.conversion.convert import convert
@@ -239,7 +239,7 @@ def _check_model(model: Any, name: str) -> None:
             f"the model has type {type(model).__name__}, but it must be a torch.nn.Module",
             fix="pass a module, or a function without arguments that returns a module",
         )
-    if any(isinstance(each, UninitializedTensorMixin) for each in model.parameters()):
+    if any(map(is_lazy, model.parameters())):
         raise HotrowError(
             f"{name} has lazy modules that have no parameters yet",
             fix="run the model once before the comparison",
@@ -282,6 +282,11 @@ class _InternalErrors(AbstractContextManager[None]):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         is_known = isinstance(error, HotrowError)  # the conversion does not support the model
+        if isinstance(error, NotImplementedError):
+            raise HotrowError(
+                f"hotrow does not support this model: {one_line(error)}",
+                fix="compare the model without this operation",
+            ) from error
         if isinstance(error, Exception) and not (is_known or _is_out_of_memory(error)):
             raise RuntimeError(f"only the converted model raises {one_line(error)}") from error
 

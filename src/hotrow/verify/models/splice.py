@@ -204,7 +204,7 @@ class _SplicedGradient(torch.autograd.Function):
         ctx: Any, splice: ProductSplice, product: Product, dense: Tensor, found: Tensor
     ) -> Tensor:
         ctx.saved = splice, product
-        return dense.view_as(dense)
+        return dense.clone()  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, Tensor]:

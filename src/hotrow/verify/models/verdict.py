@@ -88,7 +88,7 @@ def judge_results(
         else:
             unsure = is_near and not failed
             judgements.append(_with_verdict(each, "unsure" if unsure else "different"))
-    if spliced and not failed and any(each.verdict == "unsure" for each in judgements):
+    if not failed and any(each.verdict == "unsure" for each in judgements):
         truths, reason = run_in_float64(trial)
         if reason:
             notes.append(f"a float64 run, which might explain the differences, failed: {reason}")
