@@ -56,7 +56,6 @@ class PostponedSignals:
             _latest = handlers, functions
         if not functions:
             return
-        self.thread = thread
         self._arrived: list[int] = []
         self._postpone = postpone = self._arrive
         self._handlers = found = dict(functions)
@@ -106,12 +105,10 @@ class PostponedSignals:
 
 
 def _restore_handlers() -> None:
-    """Restore the handlers in a forked child in which no thread is left to end the context."""
-    context = _outermost
-    if context is not None:
-        context._arrived.clear()  # the parent handles these signals
-        if context.thread != _thread.get_ident():
-            context._end()
+    """Restore the handlers in a forked child, which may never reach the end of the context."""
+    if _outermost is not None:
+        _outermost._arrived.clear()  # the parent handles these signals
+        _outermost._end()
 
 
 if hasattr(os, "register_at_fork"):

@@ -614,6 +614,21 @@ def test_nan_in_an_unselected_row_is_not_equal_and_explained():
     assert "net.0.weight contains inf or NaN. 0 x inf is NaN" in found.notes[0]
 
 
+@pytest.mark.parametrize("runs", [1, 4, 10])
+def test_late_failure_of_only_the_converted_model_is_an_internal_error(runs):
+    class Model(Policy):
+        calls = 0
+
+        def forward(self, states):
+            self.calls += isinstance(self.net[0].weight, Table)
+            if self.calls > runs:
+                raise KeyError("odd")
+            return super().forward(states)
+
+    with pytest.raises(RuntimeError, match="only the converted model raises KeyError: 'odd'"):
+        run(Model, STATES)
+
+
 def test_failure_of_only_the_converted_model_is_an_internal_error(monkeypatch):
     def fail(*_, **__):
         raise KeyError("odd")
