@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import threading
 from collections import Counter, OrderedDict, UserDict
 from dataclasses import dataclass
@@ -1351,6 +1352,17 @@ def test_gradients_of_several_outputs_do_not_cancel(combine, is_wrong):
             return Twice.apply(super().forward(states), combine, is_wrong and is_converted)
 
     assert bool(run(Model, STATES)) == (not is_wrong)
+
+
+def test_random_numbers_of_python_and_numpy_are_the_same_in_all_runs():
+    class Model(Policy):
+        def forward(self, states):
+            return super().forward(states) * random.random() * np.random.rand()
+
+    state = random.getstate(), np.random.get_state()[1].tolist()
+    found = run(Model, STATES)
+    assert found.verdict == "equal: the same numbers, none of the zeros"
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == state
 
 
 def test_a_repeated_tensor_is_copied_once():

@@ -16,7 +16,6 @@ from hotrow.conversion.classes import direction_of
 from hotrow.conversion.convert import convert
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import message_of, one_line
-from hotrow.kernels import devices
 from hotrow.table.parameter import Table
 from hotrow.verify.measure import (
     CPU,
@@ -28,7 +27,7 @@ from hotrow.verify.measure import (
 from hotrow.verify.models.comparison import ModelComparison, ModelCost
 from hotrow.verify.models.inputs import Inputs
 from hotrow.verify.models.products import Multiplications, ProductCounter
-from hotrow.verify.models.trial import ModelCopy, Trial, find_lookup_weights
+from hotrow.verify.models.trial import ModelCopy, Trial, find_lookup_weights, seeded
 from hotrow.verify.models.verdict import judge_results, merge_agreements
 
 _ROUNDS = 7
@@ -84,7 +83,7 @@ def compare_models(
         inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         title: the name of the model in the report.
         to: the direction of the conversion, as for `hotrow.convert`.
-        seed: the seed for both runs and for the outputs' gradients.
+        seed: the seed of torch, numpy and Python in all runs, and of the outputs' gradients.
         device: the device to run on; by default, the device of the model's first parameter. The
             inputs are also moved to this device.
         seconds: the time limit for each kind of run (forward only, and forward with gradient). At
@@ -118,8 +117,7 @@ def compare_models(
     report("creating the model", 0, steps)
     name = title or ""
     try:
-        with torch.random.fork_rng(devices.all_accelerators()):
-            torch.manual_seed(seed)
+        with seeded(seed):
             original = model if isinstance(model, nn.Module) else model()
             name = name or type(original).__name__
             _check_model(original, name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -149,8 +151,7 @@ class ModelCopy:
         state = collect_state(self.model, inputs.by_name)
         before = _clone_all(state)
         self._drop_gradients(inputs)
-        with torch.random.fork_rng(devices.all_accelerators()), torch.enable_grad():
-            torch.manual_seed(self.trial.seed)
+        with seeded(self.trial.seed), torch.enable_grad():
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
             self.unnamed_count = len(find_leaves(outputs.values()) - set(map(id, state.values())))
@@ -236,6 +237,21 @@ class ModelCopy:
                 cotangent = torch.view_as_complex(cotangent.double())
             self._cotangents[key] = cotangent.to(output)
         return self._cotangents[key]
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the random generators of torch, numpy and Python, and restore them at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices.all_accelerators()):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def find_leaves(outputs: Iterable[Tensor]) -> set[int]:
