@@ -353,6 +353,23 @@ def test_a_handler_that_is_set_while_signals_are_postponed_stays(handle):
     assert signal.getsignal(signal.SIGUSR1) is new
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_handler_that_calls_the_previous_one_reaches_it(handle, is_early):
+    """Libraries chain handlers at their first use, which may be inside of `init`."""
+    seen = []
+    handle(signal.SIGUSR1, recorder(seen))
+    with PostponedSignals():
+        previous = signal.signal(signal.SIGUSR1, lambda *args: previous(*args))
+        if is_early:
+            signal.raise_signal(signal.SIGUSR1)
+            assert seen == []
+    for _ in range(2):
+        signal.raise_signal(signal.SIGUSR1)
+        with PostponedSignals():
+            signal.raise_signal(signal.SIGUSR1)
+    assert seen == [signal.SIGUSR1] * (5 if is_early else 4)
+
+
 def test_other_threads_may_step():
     errors = []
 

@@ -42,6 +42,7 @@ class PostponedSignals:
     """
 
     _handlers: dict[int, Any] = {}  # noqa: RUF012 - an empty dict that is never changed
+    _is_over = False
 
     def __enter__(self) -> None:
         global _outermost, _latest
@@ -75,7 +76,11 @@ class PostponedSignals:
             self._end()
 
     def _arrive(self, number: int, frame: Any) -> None:
-        self._arrived.append(number)
+        if not self._is_over:
+            self._arrived.append(number)
+        elif callable(handler := self._handlers[number]):
+            # Code inside of the context has set a handler that calls the previous one: this one.
+            handler(number, frame)
 
     def _end(self) -> None:
         """Restore all handlers, and call the handlers of the signals that have arrived."""
@@ -88,6 +93,8 @@ class PostponedSignals:
             except BaseException:  # raised by a handler that had already been restored
                 self._restore()
                 raise
+            finally:
+                self._is_over = True
             while arrived:
                 _call_handler(arrived.pop(0))
         finally:

@@ -1512,6 +1512,24 @@ def test_a_copy_that_uses_layers_of_the_model_itself_is_an_error():
     assert model.linear.weight.grad is None
 
 
+class Frozen(nn.Linear):
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_copies_may_share_frozen_parts_and_read_the_dtype_of_the_model():
+    class Model(Policy):
+        def __init__(self):
+            super().__init__()
+            self.frozen = Frozen(3, 3).requires_grad_(False)
+            self.cast = lambda x: x.to(self.head.weight.dtype)
+
+        def forward(self, states):
+            return self.frozen(self.cast(super().forward(states)))
+
+    assert run(Model, STATES)
+
+
 def test_a_note_says_why_the_float64_run_failed():
     class Model(nn.Module):
         def __init__(self):

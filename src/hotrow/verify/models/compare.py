@@ -140,7 +140,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
     report("plain", 1, steps)
     plain = trial.make_plain()
     try:
-        expected = plain.compute_results(trial.check_copies())
+        expected = plain.compute_results(trial.check_copy(plain))
     except Exception as error:
         if isinstance(error, HotrowError) or _is_out_of_memory(error):
             raise

@@ -19,6 +19,7 @@ from hotrow.errors import HotrowError
 from hotrow.inputs.text import one_line
 from hotrow.kernels import devices
 from hotrow.table.gradient import RowGradient
+from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.parameter import Table
 from hotrow.verify.check import signed_integers
@@ -73,9 +74,9 @@ class Trial:
             ) from error
         return ModelCopy(model, self)
 
-    def check_copies(self) -> AbstractContextManager[Any]:
+    def check_copy(self, copied: ModelCopy) -> AbstractContextManager[Any]:
         """Return a mode in which a copy raises an error if it uses tensors of the model itself."""
-        return _CopyCheck(self)
+        return _CopyCheck(self, copied.model)
 
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
         """Copy and convert the model, and store some parameters as tables.
@@ -93,24 +94,33 @@ class Trial:
 
 
 class _CopyCheck(TorchFunctionMode):
-    """Raises an error if a copy of the model uses a parameter or buffer of the model itself."""
+    """Raises an error if a copy of the model uses a parameter or buffer of the model itself.
 
-    def __init__(self, trial: Trial) -> None:
+    Parts that copies share, because their class says so, are allowed.
+    """
+
+    def __init__(self, trial: Trial, copied: nn.Module) -> None:
         super().__init__()
-        self._trial = trial
-        named = *trial.model.named_parameters(), *trial.model.named_buffers()
-        self._names = {id(tensor): name for name, tensor in named}
+        self._model_name = trial.name
+        self._names = {id(tensor): name for name, tensor in _named_tensors(trial.model)}
+        for _, tensor in _named_tensors(copied):
+            self._names.pop(id(tensor), None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in find_instances((args, kwargs), Tensor):
-            if id(tensor) in self._names:
+            if id(tensor) in self._names and func not in METADATA_FUNCTIONS:
                 raise HotrowError(
-                    f"a copy of {self._trial.name} uses {self._names[id(tensor)]} of the model "
+                    f"a copy of {self._model_name} uses {self._names[id(tensor)]} of the model "
                     "itself, because deepcopy doesn't copy functions that contain the model",
                     fix="replace lambdas and nested functions of the model by methods",
                 )
         return func(*args, **kwargs)
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def find_lookup_weights(model: nn.Module) -> tuple[tuple[str, bool], ...]:
