@@ -16,6 +16,7 @@ from hotrow.optim.old_rows import _optimizers
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary import changing
 from hotrow.vocabulary.keys import IntegerKeys, TextKeys
+from hotrow.vocabulary.layers import VocabularyLayers
 from tests.support.exhaustive import exhaustive
 from tests.support.interrupts import InterruptAt
 
@@ -377,3 +378,27 @@ def test_an_interrupt_releases_the_locks(tmp_path):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old_handler)
+
+
+def test_a_handler_that_init_sets_runs_after_the_change(monkeypatch):
+    keys, layers = make()
+    keys._init = lambda _: signal.signal(signal.SIGUSR1, stop)
+    set_row_count = VocabularyLayers.set_row_count
+
+    def stop(*_):
+        raise Stop
+
+    def set_row_count_and_raise(layers, change):
+        set_row_count(layers, change)
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(VocabularyLayers, "set_row_count", set_row_count_and_raise)
+    old_handler = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    try:
+        with pytest.raises(Stop):
+            keys.admit(NEW_KEYS)
+        assert signal.getsignal(signal.SIGUSR1) is stop
+    finally:
+        signal.signal(signal.SIGUSR1, old_handler)
+    assert len(keys) == len(KEYS) + 3
+    assert_rows_match(keys, layers)

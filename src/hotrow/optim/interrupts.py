@@ -59,7 +59,7 @@ class PostponedSignals:
             return
         self._arrived: list[int] = []
         self._postpone = postpone = self._arrive
-        self._handlers = found = dict(functions)
+        self._handlers = self._originals = found = dict(functions)
         try:
             for number, _ in functions:
                 # A handler that has just run may have changed this one.
@@ -78,7 +78,7 @@ class PostponedSignals:
     def _arrive(self, number: int, frame: Any) -> None:
         if not self._is_over:
             self._arrived.append(number)
-        elif callable(handler := self._handlers[number]):
+        elif callable(handler := self._originals[number]):
             # Code inside of the context has set a handler that calls the previous one: this one.
             handler(number, frame)
 
@@ -109,6 +109,18 @@ class PostponedSignals:
             previous = _set(number, handler)
             if previous is not self._postpone:
                 _set(number, previous)
+
+
+def postpone_new_handlers() -> None:
+    """Also postpone the handlers that other code has set since signals are postponed."""
+    context = _outermost
+    if context is None or _thread.get_ident() != threading.main_thread().ident:
+        return
+    for number in _SIGNALS:
+        handler = _get(number)
+        if callable(handler) and handler is not context._postpone:
+            context._handlers = context._handlers | {number: handler}
+            _set(number, context._postpone)
 
 
 def _restore_handlers() -> None:

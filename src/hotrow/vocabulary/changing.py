@@ -14,7 +14,7 @@ from hotrow.errors import HotrowError, is_on_all_ranks, mark_on_all_ranks
 from hotrow.ids import digest
 from hotrow.layers import OneHotLinear
 from hotrow.optim.exclusive_access import ExclusiveAccess
-from hotrow.optim.interrupts import PostponedSignals
+from hotrow.optim.interrupts import PostponedSignals, postpone_new_handlers
 from hotrow.optim.lag import RowLag
 from hotrow.optim.old_rows import mark_old_rows
 from hotrow.optim.rule import option_text
@@ -64,6 +64,7 @@ def change_rows(
             shared = (*voters, weight)[0]
             check = _check_change(layers, change, optimizer, init, keys, shared)
             prepare.append((voters, check))
+        postpone_new_handlers()  # `init` may have set some
         with ExclusiveAccess():
             complete: list[Complete] = []
             try:
