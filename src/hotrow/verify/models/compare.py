@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from hotrow.verify.measure import (
 from hotrow.verify.models.comparison import ModelComparison, ModelCost
 from hotrow.verify.models.inputs import Inputs
 from hotrow.verify.models.products import Multiplications, ProductCounter
-from hotrow.verify.models.trial import ModelCopy, Trial, find_lookup_weights, seeded
+from hotrow.verify.models.trial import CopyCheck, ModelCopy, Trial, find_lookup_weights, seeded
 from hotrow.verify.models.verdict import judge_results, merge_agreements
 
 _ROUNDS = 7
@@ -140,7 +141,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
     report("plain", 1, steps)
     plain = trial.make_plain()
     try:
-        expected = plain.compute_results(trial.check_copy(plain))
+        expected = plain.compute_results(CopyCheck(trial, plain))
     except Exception as error:
         if isinstance(error, HotrowError) or _is_out_of_memory(error):
             raise
@@ -317,8 +318,9 @@ def _measure_cost(
     what = "forward and gradient" if gradient else "forward"
     report(f"memory, {what}", done, steps)
     peaks, device = [], next((each.device for each in plain.model.parameters()), CPU)
-    for side in (plain, converted):
-        with _InternalErrors() if side is converted else _RepetitionErrors():
+    sides = (plain, _RepetitionErrors()), (converted, _InternalErrors())
+    for side, errors in sides:
+        with errors:
             side.run(gradient)  # keep one-time allocations out of the measurement
             side.clear_gradients()
             _references = side.state_tensors()  # the profiler warns if these tensors are freed
@@ -327,10 +329,7 @@ def _measure_cost(
             side.clear_gradients()
             peaks.append(peak)
     times = []
-    works = [
-        lambda: _run_cleared(plain, gradient, _RepetitionErrors()),
-        lambda: _run_cleared(converted, gradient, _InternalErrors()),
-    ]
+    works = [partial(_run_cleared, side, gradient, errors) for side, errors in sides]
     for each in time_interleaved(works, seconds, _ROUNDS, device):
         times.append(each)
         report(f"timing, {what}", done + len(times), steps)

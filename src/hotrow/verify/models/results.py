@@ -171,6 +171,12 @@ def number_repeats(pairs: Iterable[tuple[str, _Value]]) -> Iterator[tuple[str, _
         yield name if repeats[name] == 1 else f"{name} ({repeats[name]})", value
 
 
+def named_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and the buffers of a module, with their names."""
+    yield from module.named_parameters(prefix)
+    yield from module.named_buffers(prefix)
+
+
 def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return all that a run can change, by name: the model's state and the arguments.
 
@@ -195,7 +201,7 @@ def collect_state(model: nn.Module, args: Mapping[str, Any]) -> dict[str, Tensor
                         for before, after, tensor in _to_tensors(leaf):
                             state.append((before + leaf_name + after, tensor))
                     elif isinstance(leaf, nn.Module):  # the module tree doesn't contain it
-                        named = *leaf.named_parameters(leaf_name), *leaf.named_buffers(leaf_name)
+                        named = named_tensors(leaf, leaf_name)
                         state += [each for each in named if id(each[1]) not in known]
     for name, value in args.items():
         state += collect_results(value, name)[0].items()

@@ -28,6 +28,7 @@ from hotrow.verify.models.results import (
     collect_results,
     collect_state,
     find_changes,
+    named_tensors,
 )
 from hotrow.verify.models.splice import ProductSplice
 
@@ -74,10 +75,6 @@ class Trial:
             ) from error
         return ModelCopy(model, self)
 
-    def check_copy(self, copied: ModelCopy) -> AbstractContextManager[Any]:
-        """Return a mode in which a copy raises an error if it uses tensors of the model itself."""
-        return _CopyCheck(self, copied.model)
-
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
         """Copy and convert the model, and store some parameters as tables.
 
@@ -93,17 +90,17 @@ class Trial:
         return side
 
 
-class _CopyCheck(TorchFunctionMode):
+class CopyCheck(TorchFunctionMode):
     """Raises an error if a copy of the model uses a parameter or buffer of the model itself.
 
     Parts that copies share, because their class says so, are allowed.
     """
 
-    def __init__(self, trial: Trial, copied: nn.Module) -> None:
+    def __init__(self, trial: Trial, copied: ModelCopy) -> None:
         super().__init__()
         self._model_name = trial.name
-        self._names = {id(tensor): name for name, tensor in _named_tensors(trial.model)}
-        for _, tensor in _named_tensors(copied):
+        self._names = {id(tensor): name for name, tensor in named_tensors(trial.model)}
+        for _, tensor in named_tensors(copied.model):
             self._names.pop(id(tensor), None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,11 +113,6 @@ class _CopyCheck(TorchFunctionMode):
                     fix="replace lambdas and nested functions of the model by methods",
                 )
         return func(*args, **kwargs)
-
-
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def find_lookup_weights(model: nn.Module) -> tuple[tuple[str, bool], ...]:
@@ -164,7 +156,7 @@ class ModelCopy:
         with seeded(self.trial.seed), torch.enable_grad():
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
-            self.unnamed_count = len(find_leaves(outputs.values()) - set(map(id, state.values())))
+            self.unnamed_count = len(_find_leaves(outputs.values()) - set(map(id, state.values())))
             found = _clone_all(outputs)
             # Keep the splice active, so that recomputation in the backward pass gives the same
             # values as the forward pass.
@@ -264,7 +256,7 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def find_leaves(outputs: Iterable[Tensor]) -> set[int]:
+def _find_leaves(outputs: Iterable[Tensor]) -> set[int]:
     """Return the `id()` of each tensor that collects a gradient from the outputs."""
     nodes, seen, leaves = [each.grad_fn for each in outputs], set[Any](), set[int]()
     while nodes:
